@@ -1,0 +1,345 @@
+// Checkpoints: folders named ckpt-00000500, for the step they hold, that Hugging Face Transformers opens as they are.
+//
+//   model.safetensors       the weights, with GPT-2's tensor names       config.json      the model's shape
+//   optimizer.safetensors   AdamW's two moments, m.NAME and v.NAME       tokenizer.json   and tokenizer_config.json
+//   manifest.json           step, position in the data, options, and the size and CRC-32 of the other files
+//
+// A checkpoint is written under a temporary name, synced to the disk and renamed, so that one that has its name is whole.
+// data/README.md describes the files. All paths are relative to the folder --out unless said otherwise.
+#ifndef GPT_CHECKPOINT_H
+#define GPT_CHECKPOINT_H
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "model.h"
+#include "options.h"
+#include "safetensors.h"
+#include "tokenizer.h"
+
+typedef struct {
+    int64_t step;      // updates done, skipped ones included
+    uint64_t samples;  // sequences read: the position in the data
+    int64_t skipped;   // updates left out because the loss or the gradient was not finite
+} Progress;
+
+enum { PATH_SIZE = 4096 };
+static const char *const checkpoint_files[] = {"model.safetensors", "optimizer.safetensors", "config.json",
+                                               "tokenizer.json", "tokenizer_config.json", "manifest.json"};
+enum { CHECKPOINT_FILES = 6, CHECKPOINT_MANIFEST = 5 };
+
+// ---------------------------------------------------------------------------
+// Folders
+
+// The step of "ckpt-00000500", or -1 for another name.
+static inline long long checkpoint_step(const char *name) {
+    char *stop;
+    if (strncmp(name, "ckpt-", 5) || strlen(name) < 13 || strspn(name + 5, "0123456789") != strlen(name + 5)) return -1;
+    return strtoll(name + 5, &stop, 10);
+}
+
+// Puts the newest checkpoint of a step below `before` into path. False, without fail(), if there is none.
+static inline bool checkpoint_newest(const char *folder, long long before, char *path) {
+    long long best = -1;
+    DIR *dir = opendir(folder);
+    for (struct dirent *entry; dir && (entry = readdir(dir));) {
+        long long step = checkpoint_step(entry->d_name);
+        if (step > best && step < before) {
+            best = step;
+            snprintf(path, PATH_SIZE, "%s/%s", folder, entry->d_name);
+        }
+    }
+    if (dir) closedir(dir);
+    return best >= 0;
+}
+
+// Removes the files of a checkpoint and then its folder. A folder somebody has put more into stays.
+static inline void checkpoint_remove(const char *path) {
+    char file[PATH_SIZE + 64];
+    for (int i = CHECKPOINT_FILES - 1; i >= 0; i--) {  // the manifest first: without it the rest is no checkpoint
+        snprintf(file, sizeof file, "%s/%s", path, checkpoint_files[i]);
+        unlink(file);
+    }
+    rmdir(path);
+}
+
+// Removes all but the `keep` newest checkpoints, and what an interrupted save left behind.
+static inline void checkpoint_prune(const char *folder, int64_t keep) {
+    char path[PATH_SIZE];
+    long long before = INT64_MAX;
+    for (int64_t i = 0; keep > 0 && checkpoint_newest(folder, before, path); i++) {
+        before = checkpoint_step(strrchr(path, '/') + 1);
+        if (i >= keep) checkpoint_remove(path);
+    }
+    DIR *dir = opendir(folder);
+    for (struct dirent *entry; dir && (entry = readdir(dir));)
+        if (!strncmp(entry->d_name, "ckpt-", 5) && strstr(entry->d_name, ".tmp")) {
+            snprintf(path, sizeof path, "%s/%s", folder, entry->d_name);
+            checkpoint_remove(path);
+        }
+    if (dir) closedir(dir);
+}
+
+// Makes the folder with its parents, proves that it can be written to, and locks it for this process until it ends.
+static inline bool folder_claim(const char *folder) {
+    char path[PATH_SIZE];
+    snprintf(path, sizeof path, "%s/.lock", folder);
+    for (char *slash = strchr(path + 1, '/'); slash; slash = strchr(slash + 1, '/')) {
+        *slash = 0;
+        bool made = !mkdir(path, 0777) || errno == EEXIST;
+        *slash = '/';
+        if (!made) return fail("cannot make the folder %s: %s; choose another --out", folder, strerror(errno));
+    }
+    int lock = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);  // stays open: closing it would unlock
+    if (lock < 0) return fail("cannot write to the folder %s: %s; choose another --out", folder, strerror(errno));
+    if (flock(lock, LOCK_EX | LOCK_NB)) {
+        char owner[32] = "";
+        if (read(lock, owner, sizeof owner - 1) < 0) *owner = 0;
+        close(lock);
+        return fail("the folder %s is in use by another run (process %s); stop that one or choose another --out", folder, owner);
+    }
+    if (ftruncate(lock, 0) || dprintf(lock, "%ld", (long)getpid()) < 0)
+        return fail("cannot write to the folder %s: %s; choose another --out", folder, strerror(errno));
+    return true;
+}
+
+// ---------------------------------------------------------------------------
+// Writing
+
+static inline bool sync_folder(const char *path) {
+    int folder = open(path, O_RDONLY | O_DIRECTORY);
+    bool ok = folder >= 0 && !fsync(folder);
+    if (folder >= 0) close(folder);
+    return ok;
+}
+
+static inline void config_write_json(FILE *file, GptConfig c) {
+    int end = c.vocab == BYTE_VOCAB ? TOKEN_END_OF_TEXT : c.vocab - 1;  // GPT-2 has its end of text last, too
+    fprintf(file,
+            "{\n  \"architectures\": [\"GPT2LMHeadModel\"],\n  \"model_type\": \"gpt2\",\n  \"vocab_size\": %d,\n"
+            "  \"n_positions\": %d,\n  \"n_ctx\": %d,\n  \"n_embd\": %d,\n  \"n_layer\": %d,\n  \"n_head\": %d,\n"
+            "  \"n_inner\": null,\n  \"activation_function\": \"gelu_new\",\n  \"layer_norm_epsilon\": 1e-05,\n"
+            "  \"initializer_range\": 0.02,\n  \"resid_pdrop\": 0.0,\n  \"embd_pdrop\": 0.0,\n  \"attn_pdrop\": 0.0,\n"
+            "  \"scale_attn_weights\": true,\n  \"scale_attn_by_inverse_layer_idx\": false,\n"
+            "  \"reorder_and_upcast_attn\": false,\n  \"tie_word_embeddings\": true,\n  \"use_cache\": true,\n"
+            "  \"bos_token_id\": %d,\n  \"eos_token_id\": %d,\n  \"torch_dtype\": \"float32\"\n}\n",
+            c.vocab, c.seq, c.seq, c.channels, c.layers, c.heads, end, end);
+}
+
+// The arrays of a model, each `parameters` floats in the order of the tensor table.
+typedef struct { float *weights, *m, *v; } ModelState;
+
+static inline void checkpoint_write_arrays(CheckedFile *f, GptConfig c, const char *const *prefixes, float *const *arrays, int count) {
+    size_t parameters;
+    int per_array = gpt_tensor_count(c), n = 0;
+    GptTensor *table = gpt_tensors(c, &parameters);
+    SafeTensor *out = (SafeTensor *)allocate((size_t)(per_array * count), sizeof *out, "the tensors of a checkpoint");
+    for (int a = 0; a < count; a++)
+        for (int i = 0; i < per_array; i++) {
+            SafeTensor *t = &out[n++];
+            snprintf(t->name, sizeof t->name, "%s%s", prefixes[a], table[i].name);
+            t->dtype = "F32";
+            t->rank = table[i].rank;
+            memcpy(t->shape, table[i].shape, sizeof table[i].shape);
+            t->bytes = table[i].size * sizeof(float);
+            t->data = arrays[a] + table[i].offset;
+        }
+    safetensors_write(f, out, n);
+    free(out);
+    free(table);
+}
+
+static inline void checkpoint_write_manifest(FILE *file, const Options *o, Progress p, const CheckedFile *files) {
+    fprintf(file, "{\n  \"format\": 1,\n  \"step\": %lld,\n  \"samples\": %llu,\n  \"skipped\": %lld,\n  \"files\": {\n",
+            (long long)p.step, (unsigned long long)p.samples, (long long)p.skipped);
+    for (int i = 0; i < CHECKPOINT_MANIFEST; i++)
+        fprintf(file, "    \"%s\": {\"bytes\": %llu, \"crc32\": \"%08x\"}%s\n", checkpoint_files[i],
+                (unsigned long long)files[i].size, files[i].crc, i + 1 < CHECKPOINT_MANIFEST ? "," : "");
+    fputs("  },\n  \"options\": {\n", file);
+    options_write_json(file, o);
+    fputs("  }\n}\n", file);
+}
+
+// Writes the i-th file of a checkpoint into `folder` and syncs it.
+static inline bool checkpoint_write_file(const char *folder, int i, GptConfig c, const Options *o, Progress p, ModelState state, CheckedFile *files) {
+    static const char *const no_prefix[] = {""}, *const moments[] = {"m.", "v."};
+    float *const weights[] = {state.weights}, *const mv[] = {state.m, state.v};
+    char path[PATH_SIZE + 64], *text = NULL;
+    size_t length = 0;
+    snprintf(path, sizeof path, "%s/%s", folder, checkpoint_files[i]);
+    CheckedFile *f = &files[i];
+    memset(f, 0, sizeof *f);
+    f->file = fopen(path, "wb");
+    if (!f->file) return false;
+    if (i == 0) checkpoint_write_arrays(f, c, no_prefix, weights, 1);
+    if (i == 1) checkpoint_write_arrays(f, c, moments, mv, 2);
+    if (i >= 2) {
+        FILE *memory = open_memstream(&text, &length);
+        if (!memory) die("out of memory: a checkpoint's %s", checkpoint_files[i]);
+        if (i == 2) config_write_json(memory, c);
+        if (i == 3) tokenizer_write_json(memory);
+        if (i == 4) fputs("{\"tokenizer_class\": \"PreTrainedTokenizerFast\", \"eos_token\": \"<|endoftext|>\","
+                          " \"bos_token\": \"<|endoftext|>\", \"clean_up_tokenization_spaces\": false}\n", memory);
+        if (i == CHECKPOINT_MANIFEST) checkpoint_write_manifest(memory, o, p, files);
+        fclose(memory);
+        checked_write(f, text, length);
+        free(text);
+    }
+    bool ok = !f->failed && !fflush(f->file) && !fsync(fileno(f->file));
+    int reason = errno;
+    ok = !fclose(f->file) && ok;
+    if (!ok) errno = reason;
+    return ok;
+}
+
+// Saves to folder/ckpt-STEP and then removes checkpoints beyond --keep. False after fail(): nothing was changed then.
+// The tokenizer's files are written for the byte vocabulary only; other tokens come from elsewhere.
+static inline bool checkpoint_save(const char *folder, GptConfig c, const Options *o, Progress p, ModelState state) {
+    char path[PATH_SIZE], temporary[PATH_SIZE + 8];
+    CheckedFile files[CHECKPOINT_FILES];
+    memset(files, 0, sizeof files);
+    snprintf(path, sizeof path, "%s/ckpt-%08lld", folder, (long long)p.step);
+    snprintf(temporary, sizeof temporary, "%s.tmp", path);
+    checkpoint_remove(temporary);
+    bool ok = !mkdir(temporary, 0777);
+    for (int i = 0; ok && i < CHECKPOINT_FILES; i++)
+        if (c.vocab == BYTE_VOCAB || !strstr(checkpoint_files[i], "tokenizer"))
+            ok = checkpoint_write_file(temporary, i, c, o, p, state, files);
+    ok = ok && sync_folder(temporary) && !rename(temporary, path) && sync_folder(folder);
+    if (!ok) {
+        fail("cannot save the checkpoint %s: %s; earlier checkpoints are untouched", path, strerror(errno));
+        checkpoint_remove(temporary);
+        return false;
+    }
+    checkpoint_prune(folder, o->keep);
+    return true;
+}
+
+// ---------------------------------------------------------------------------
+// Reading
+
+// Reads and parses path/name. NULL after fail(); the caller frees with json_free.
+static inline Json *checkpoint_read_json(const char *path, const char *name) {
+    char file_name[PATH_SIZE + 64];
+    snprintf(file_name, sizeof file_name, "%s/%s", path, name);
+    FILE *file = fopen(file_name, "rb");
+    if (!file) { fail("cannot open %s: %s", file_name, strerror(errno)); return NULL; }
+    enum { LIMIT = 1 << 20 };
+    char *text = (char *)allocate(LIMIT, 1, name);
+    size_t size = fread(text, 1, LIMIT, file);
+    fclose(file);
+    Json *json = size < LIMIT ? json_parse(text, size) : NULL;
+    if (!json) fail("%s is damaged: %s", file_name, size < LIMIT ? error_text : "it is far too large");
+    free(text);
+    return json;
+}
+
+// The shape of the model in a checkpoint, ours or Hugging Face's. False after fail(), also for a model that is no GPT-2
+// of the kind trained here.
+static inline bool checkpoint_read_config(const char *path, GptConfig *c) {
+    Json *json = checkpoint_read_json(path, "config.json");
+    if (!json) return false;
+    static const char *const keys[] = {"n_layer", "n_head", "n_embd", "n_positions", "vocab_size"};
+    int *const fields[] = {&c->layers, &c->heads, &c->channels, &c->seq, &c->vocab};
+    bool ok = true;
+    for (int i = 0; ok && i < 5; i++) {
+        double value = json_number_or(json, keys[i], 0);
+        *fields[i] = value >= 1 && value <= 16777216 ? (int)value : 0;
+        if (!*fields[i]) ok = fail("%s/config.json has no usable \"%s\"", path, keys[i]);
+    }
+    const char *type = json_string_or(json, "model_type", ""), *gelu = json_string_or(json, "activation_function", "gelu_new");
+    double inner = json_number_or(json, "n_inner", 4.0 * c->channels), eps = json_number_or(json, "layer_norm_epsilon", 1e-5);
+    if (ok && strcmp(type, "gpt2")) ok = fail("%s holds a model of type '%s'; only gpt2 can be read", path, type);
+    if (ok && ((strcmp(gelu, "gelu_new") && strcmp(gelu, "gelu_pytorch_tanh")) || inner != 4.0 * c->channels || fabs(eps - 1e-5) > 1e-9))
+        ok = fail("%s holds a GPT-2 with activation %s, inner width %.0f and epsilon %g; only gelu_new, 4 C and 1e-5 can be read",
+                  path, gelu, inner, eps);
+    json_free(json);
+    return ok && gpt_config_check(*c);
+}
+
+// CRC-32 and size of a file. False if it cannot be read.
+static inline bool file_checksum(const char *path, uint32_t *crc, uint64_t *size) {
+    FILE *file = fopen(path, "rb");
+    if (!file) return false;
+    char *buffer = (char *)allocate(1 << 20, 1, "a file buffer");
+    *crc = 0;
+    *size = 0;
+    for (size_t got; (got = fread(buffer, 1, 1 << 20, file)) > 0; *size += got) *crc = crc32_update(*crc, buffer, got);
+    bool ok = !ferror(file);
+    free(buffer);
+    fclose(file);
+    return ok;
+}
+
+// Reads progress and options of a checkpoint of ours, after checking that every file has the size and CRC-32 that the
+// manifest gives it. Options given on the command line stay. False after fail().
+static inline bool checkpoint_read_manifest(const char *path, Progress *p, Options *o) {
+    Json *json = checkpoint_read_json(path, "manifest.json");
+    if (!json) return false;
+    bool ok = json_number_or(json, "format", 0) == 1 || fail("%s/manifest.json is of an unknown format", path);
+    Json *files = json_get(json, "files");
+    for (int i = 0; ok && i < CHECKPOINT_MANIFEST; i++) {
+        char file[PATH_SIZE + 64];
+        uint32_t crc;
+        uint64_t size;
+        const Json *entry = json_get(files, checkpoint_files[i]);
+        double bytes = json_number_or(entry, "bytes", 0);
+        if (entry && bytes == 0) continue;  // not written for this vocabulary
+        snprintf(file, sizeof file, "%s/%s", path, checkpoint_files[i]);
+        if (!file_checksum(file, &crc, &size)) ok = fail("%s is damaged: %s cannot be read: %s", path, checkpoint_files[i], strerror(errno));
+        else if ((double)size != bytes) ok = fail("%s is damaged: %s has %llu bytes instead of %.0f", path, checkpoint_files[i], (unsigned long long)size, bytes);
+        else if (crc != strtoul(json_string_or(entry, "crc32", ""), NULL, 16)) ok = fail("%s is damaged: the checksum of %s is wrong", path, checkpoint_files[i]);
+    }
+    p->step = (int64_t)json_number_or(json, "step", -1);
+    p->samples = (uint64_t)json_number_or(json, "samples", 0);
+    p->skipped = (int64_t)json_number_or(json, "skipped", 0);
+    if (ok && p->step < 0) ok = fail("%s/manifest.json has no step", path);
+    ok = ok && options_read_json(o, json_get(json, "options"));
+    json_free(json);
+    return ok;
+}
+
+// Reads every tensor of the table into `array`, from tensors named prefix + name; Hugging Face's published GPT-2 files leave
+// "transformer." out. False after fail(): one is missing, or of another shape or type.
+static inline bool checkpoint_read_array(SafeTensors *s, GptConfig c, const char *prefix, float *array) {
+    size_t parameters;
+    GptTensor *table = gpt_tensors(c, &parameters);
+    bool ok = true;
+    for (int i = 0; ok && i < gpt_tensor_count(c); i++) {
+        char name[96];
+        snprintf(name, sizeof name, "%s%s", prefix, table[i].name);
+        const SafeTensor *t = safetensors_find(s, name);
+        if (!t) t = safetensors_find(s, table[i].name + strlen("transformer."));
+        if (!t) ok = fail("%s has no tensor %s", s->path, name);
+        else if (strcmp(t->dtype, "F32")) ok = fail("%s: tensor %s is %s; only F32 can be read", s->path, t->name, t->dtype);
+        else if (t->rank != table[i].rank || memcmp(t->shape, table[i].shape, sizeof table[i].shape))
+            ok = fail("%s: tensor %s has the shape (%zu, %zu) where config.json wants (%zu, %zu)", s->path, t->name,
+                      t->shape[0], t->shape[1], table[i].shape[0], table[i].shape[1]);
+        else ok = safetensors_read(s, t, array + table[i].offset);
+    }
+    free(table);
+    return ok;
+}
+
+static inline bool checkpoint_load_weights(const char *path, GptConfig c, float *weights) {
+    char file[PATH_SIZE + 64];
+    SafeTensors s;
+    snprintf(file, sizeof file, "%s/%s", path, checkpoint_files[0]);
+    bool ok = safetensors_open(&s, file) && checkpoint_read_array(&s, c, "", weights);
+    safetensors_close(&s);
+    return ok;
+}
+
+static inline bool checkpoint_load_optimizer(const char *path, GptConfig c, float *m, float *v) {
+    char file[PATH_SIZE + 64];
+    SafeTensors s;
+    snprintf(file, sizeof file, "%s/%s", path, checkpoint_files[1]);
+    bool ok = safetensors_open(&s, file) && checkpoint_read_array(&s, c, "m.", m) && checkpoint_read_array(&s, c, "v.", v);
+    safetensors_close(&s);
+    return ok;
+}
+
+#endif

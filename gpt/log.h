@@ -1,0 +1,114 @@
+// What a run says: short lines for the terminal, and log.jsonl with one object a line and full-precision numbers.
+#ifndef GPT_LOG_H
+#define GPT_LOG_H
+
+#include <errno.h>
+#include <math.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "json.h"
+
+static inline double seconds_now(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+typedef struct {
+    FILE *jsonl;
+    bool terminal;        // stdout is one: lines are updated in place between reports
+    bool in_place;        // the cursor stands on a line that the next one replaces
+    long long every;      // keep a step's line every so many steps
+    long long first, steps;  // steps done before this run, and when it ends
+    double start;         // when the first step began, for the time left
+} Log;
+
+// Opens folder/log.jsonl for a run that goes on after `step` (0: from the start). Lines of later steps, which a crash can
+// leave behind, are cut off, so that the log reads as one run. False after fail().
+static inline bool log_open(Log *log, const char *folder, long long step, long long steps, long long every) {
+    char path[4096], line[1024];
+    snprintf(path, sizeof path, "%s/log.jsonl", folder);
+    FILE *file = fopen(path, "a+");
+    if (!file) return fail("cannot write %s: %s; choose another --out", path, strerror(errno));
+    off_t keep = 0;
+    rewind(file);
+    while (step > 0 && fgets(line, sizeof line, file)) {
+        const char *found = strstr(line, "\"step\": ");
+        if (!strchr(line, '\n') || (found && strtoll(found + 8, NULL, 10) > step)) break;
+        keep = ftello(file);
+    }
+    if (ftruncate(fileno(file), keep)) return fail("cannot shorten %s: %s", path, strerror(errno));
+    fseeko(file, 0, SEEK_END);
+    log->jsonl = file;
+    log->terminal = isatty(STDOUT_FILENO);
+    log->in_place = false;
+    log->every = every;
+    log->first = step;
+    log->steps = steps;
+    log->start = seconds_now();
+    return true;
+}
+
+// Ends a line that would be replaced, so that other output can follow.
+static inline void log_break(Log *log) {
+    if (log->in_place) putchar('\n');
+    log->in_place = false;
+}
+
+// Adds a line to log.jsonl. Training goes on where the disk is full, but not without a word.
+PRINTF_LIKE(2, 3) static inline void log_json(Log *log, const char *format, ...) {
+    static bool warned;
+    va_list args;
+    va_start(args, format);
+    bool ok = vfprintf(log->jsonl, format, args) >= 0;
+    va_end(args);
+    ok = !fflush(log->jsonl) && ok;
+    if (!ok && !warned) warn("cannot write to log.jsonl: %s; training goes on", strerror(errno));
+    warned = warned || !ok;
+}
+
+// A float as JSON: nine digits bring back the same float, and null stands for what JSON cannot say.
+static inline const char *log_number(double value, char *text) {
+    if (isfinite(value)) snprintf(text, 32, "%.9g", value);
+    else strcpy(text, "null");
+    return text;
+}
+
+static inline const char *log_duration(double seconds, char *text) {
+    long s = seconds > 0 ? (long)(seconds + 0.5) : 0;
+    if (s < 60) snprintf(text, 32, "%lds", s);
+    else if (s < 3600) snprintf(text, 32, "%ldm %02lds", s / 60, s % 60);
+    else if (s < 86400) snprintf(text, 32, "%ldh %02ldm", s / 3600, s / 60 % 60);
+    else snprintf(text, 32, "%ldd %02ldh", s / 86400, s / 3600 % 24);
+    return text;
+}
+
+// Update number `step` (the first is 1) is done: its loss before the update, gradient norm before clipping, learning
+// rate, duration and tokens. `skipped` says that the update was left out.
+static inline void log_step(Log *log, long long step, double loss, double norm, double rate, double seconds, double tokens, bool skipped) {
+    char a[32], b[32], left[32];
+    double pace = (seconds_now() - log->start) / (double)(step - log->first);
+    log_json(log, "{\"step\": %lld, \"loss\": %s, \"norm\": %s, \"lr\": %.9g, \"ms\": %.3f, \"tokens_per_second\": %.1f%s}\n", step,
+             log_number(loss, a), log_number(norm, b), rate, 1e3 * seconds, tokens / seconds, skipped ? ", \"skipped\": true" : "");
+    bool report = step % log->every == 0 || step == log->steps || step == log->first + 1 || skipped;
+    if (!report && !log->terminal) return;
+    if (log->in_place) fputs("\r\033[K", stdout);  // back to the start of the line, and clear it
+    printf("step %*lld/%lld | loss %.4f | norm %6.3f | lr %.2e | %7.1f ms | %7.0f tok/s | %s left%s",
+           snprintf(NULL, 0, "%lld", log->steps), step, log->steps, loss, norm, rate, 1e3 * seconds, tokens / seconds,
+           log_duration(pace * (double)(log->steps - step), left), skipped ? " | not finite: update skipped" : "");
+    log->in_place = !report;
+    if (report) putchar('\n');
+    fflush(stdout);
+}
+
+static inline void log_validation(Log *log, long long step, double loss) {
+    char a[32];
+    log_break(log);
+    log_json(log, "{\"step\": %lld, \"val_loss\": %s}\n", step, log_number(loss, a));
+    printf("step %*lld/%lld | validation loss %.4f\n", snprintf(NULL, 0, "%lld", log->steps), step, log->steps, loss);
+    fflush(stdout);
+}
+
+#endif

@@ -1,0 +1,216 @@
+// What both trainers do before the first step: options, data, the model's shape, where to start from, what it will take.
+#ifndef GPT_RUN_H
+#define GPT_RUN_H
+
+#include <signal.h>
+
+#include "checkpoint.h"
+#include "data.h"
+#include "log.h"
+#include "sample.h"
+#include "schedule.h"
+
+typedef struct {
+    Options options;
+    GptConfig config;
+    bool trains;                 // has data and steps to do
+    char start_from[PATH_SIZE];  // a checkpoint's folder, or "" for fresh weights
+    bool resumes;                // go on where start_from stopped, rather than only take its weights
+    Progress progress;
+    Data train, val;
+    int accumulation;            // batches in an update
+    Schedule schedule;
+} Run;
+
+// ---------------------------------------------------------------------------
+// Ctrl-C and SIGTERM: the first finishes the step and saves, the second stops at once
+
+static volatile sig_atomic_t stop_requested;
+
+static void stop_on_signal(int signal_number) { stop_requested = signal_number; }
+
+static inline void catch_signals(void) {
+    struct sigaction action;
+    memset(&action, 0, sizeof action);
+    action.sa_handler = stop_on_signal;
+    action.sa_flags = (int)(SA_RESETHAND | SA_RESTART);  // the next one finds the default: an end at once
+    sigaction(SIGINT, &action, NULL);
+    sigaction(SIGTERM, &action, NULL);
+}
+
+// ---------------------------------------------------------------------------
+
+// Finds the checkpoint for --resume and takes its progress and options over. With "auto" a damaged one is set aside
+// and the one before it is used. False after fail().
+static inline bool run_find_resume(Run *run) {
+    Options *o = &run->options;
+    bool automatic = !strcmp(o->resume, "auto") || !strcmp(o->resume, "1");
+    if (!strcmp(o->resume, "no") || !strcmp(o->resume, "0")) return true;
+    if (!automatic) {
+        snprintf(run->start_from, PATH_SIZE, "%s", o->resume);
+        if (!checkpoint_newest(o->resume, INT64_MAX, run->start_from) && access(run->start_from, F_OK))
+            return fail("there is no checkpoint %s; --resume takes auto or a checkpoint's folder", o->resume);
+        run->resumes = true;
+        return checkpoint_read_manifest(run->start_from, &run->progress, o);
+    }
+    while (checkpoint_newest(o->out, INT64_MAX, run->start_from)) {
+        run->resumes = checkpoint_read_manifest(run->start_from, &run->progress, o);
+        if (run->resumes) return true;
+        char aside[PATH_SIZE + 16];
+        snprintf(aside, sizeof aside, "%s.damaged", run->start_from);
+        if (o->dry_run || rename(run->start_from, aside)) return false;
+        warn("%s; it is set aside as %s, and the checkpoint before it is used", error_text, aside);
+    }
+    *run->start_from = 0;
+    return true;
+}
+
+// A size that the command line gives must be the one that the checkpoint has.
+static inline bool run_same(const Options *o, int option, long long wanted, int found, const char *from) {
+    char dashed[32];
+    const OptionRow *row = NULL;
+    for (int i = 0; i < OPTION_ROWS; i++) if (option_rows[i].index == option) row = &option_rows[i];
+    if (!o->given[option] || wanted == 0 || wanted == found) return true;
+    return fail("--%s %lld does not fit the checkpoint %s, which has %d; leave the option out, or start anew without the checkpoint",
+                option_dashed(row, dashed), wanted, from, found);
+}
+
+// The model's shape: from the checkpoint that is started from, or from the preset and the single sizes. V stays 0 if
+// only the data can tell.
+static inline bool run_find_shape(Run *run) {
+    Options *o = &run->options;
+    GptConfig *c = &run->config;
+    const GptPreset *preset = gpt_preset(o->model);
+    bool from_model = !run->resumes && !preset;
+    if (from_model) {
+        snprintf(run->start_from, PATH_SIZE, "%s", o->model);
+        char config[PATH_SIZE + 16];
+        if (!checkpoint_newest(o->model, INT64_MAX, run->start_from) &&
+            (snprintf(config, sizeof config, "%s/config.json", o->model), access(config, R_OK)))
+            return fail("--model %s is neither a preset (tiny, d6, d12, d24, d36, d48) nor a folder with a checkpoint", o->model);
+    }
+    if (run->resumes || from_model) {
+        if (!checkpoint_read_config(run->start_from, c)) return false;
+        GptPreset wanted = {"", (int)o->layers, (int)o->heads, (int)o->channels, (int)o->seq};
+        if (preset && o->given[OPTION_model]) {  // a preset named on the command line stands for its sizes
+            if (!o->given[OPTION_layers]) wanted.layers = preset->layers, o->given[OPTION_layers] = true;
+            if (!o->given[OPTION_heads]) wanted.heads = preset->heads, o->given[OPTION_heads] = true;
+            if (!o->given[OPTION_channels]) wanted.channels = preset->channels, o->given[OPTION_channels] = true;
+        }
+        if (!run_same(o, OPTION_layers, wanted.layers, c->layers, run->start_from) ||
+            !run_same(o, OPTION_heads, wanted.heads, c->heads, run->start_from) ||
+            !run_same(o, OPTION_channels, wanted.channels, c->channels, run->start_from) ||
+            !run_same(o, OPTION_seq, wanted.seq, c->seq, run->start_from) ||
+            !run_same(o, OPTION_vocab, o->vocab, c->vocab, run->start_from)) return false;
+    } else {
+        c->layers = o->layers ? (int)o->layers : preset->layers;
+        c->heads = o->heads ? (int)o->heads : preset->heads;
+        c->channels = o->channels ? (int)o->channels : preset->channels;
+        c->seq = o->seq ? (int)o->seq : preset->seq;
+        c->vocab = (int)o->vocab;
+    }
+    return gpt_config_check(*c);
+}
+
+static inline bool run_open_data(Run *run) {
+    Options *o = &run->options;
+    int vocab_needed;
+    if (!data_open(&run->train, o->data)) return false;
+    size_t tokens = run->train.end, held_out = (size_t)((double)tokens * o->val_fraction);
+    if (*o->val_data) {
+        if (!data_open(&run->val, o->val_data)) return false;
+        held_out = 0;
+    } else if (held_out && !data_open(&run->val, o->data)) return false;
+    vocab_needed = run->train.vocab > run->val.vocab ? run->train.vocab : run->val.vocab;
+    if (!run->config.vocab) run->config.vocab = vocab_needed;
+    // Bytes mean something only to a byte model: text for another vocabulary would train nonsense.
+    bool text = vocab_needed == BYTE_VOCAB;
+    if (text && run->config.vocab < BYTE_VOCAB)
+        return fail("--vocab %d is too small for %s, whose bytes need %d", run->config.vocab, o->data, BYTE_VOCAB);
+    if (text && run->resumes == false && *run->start_from && run->config.vocab != BYTE_VOCAB)
+        return fail("%s is text, which is read as bytes, but the model %s has %d tokens; give it a .bin shard of its own tokens",
+                    o->data, run->start_from, run->config.vocab);
+    uint64_t seed = (uint64_t)o->seed;
+    int T = run->config.seq;
+    return data_cut(&run->train, 0, tokens - held_out, T, seed, "--data") &&
+           (!run->val.count || data_cut(&run->val, tokens - held_out == tokens ? 0 : tokens - held_out, run->val.end, T, seed,
+                                        *o->val_data ? "--val-data" : "the held-out part of --data"));
+}
+
+// Reads the command line and everything it names. False after fail(): one sentence says what is wrong. Exits for --help.
+static inline bool run_setup(Run *run, int argc, char **argv) {
+    memset(run, 0, sizeof *run);
+    Options *o = &run->options;
+    for (int i = 1; i < argc; i++)
+        if (!strcmp(argv[i], "--help") || !strcmp(argv[i], "-h")) {
+            options_help(stdout, argv[0]);
+            exit(0);
+        }
+    options_defaults(o);
+    if (!options_parse(o, argc, argv)) return false;
+    if (o->steps == 0 && !*o->prompt && !o->dry_run)
+        return fail("--steps 0 trains nothing; add --prompt TEXT to write with a model");
+    if (!run_find_resume(run) || !run_find_shape(run)) return false;
+    if (*o->prompt && !*run->start_from && !*o->data)
+        return fail("--prompt needs a trained model: give --model FOLDER with a checkpoint or a run, or --data to train one first");
+    // A prompt for a trained model only writes, unless data is named along with it.
+    run->trains = o->steps > 0 && *o->data && !(*o->prompt && *run->start_from && !o->given[OPTION_data]);
+    if (!run->trains && !*o->prompt && !o->dry_run)
+        return fail("nothing to do: give --data FILE to train on a text, or --prompt TEXT and --model FOLDER to write; --help lists all options");
+    if (*o->data && (run->trains || o->dry_run) && !run_open_data(run)) return false;
+    if (!run->config.vocab) run->config.vocab = BYTE_VOCAB;
+
+    int64_t batch_tokens = o->batch * run->config.seq;
+    if (!o->total_batch) o->total_batch = batch_tokens;
+    if (o->total_batch % batch_tokens)
+        return fail("--total-batch %lld is no multiple of --batch times --seq, %lld x %d = %lld; choose one that is",
+                    (long long)o->total_batch, (long long)o->batch, run->config.seq, (long long)batch_tokens);
+    run->accumulation = (int)(o->total_batch / batch_tokens);
+    if (!o->given[OPTION_warmup] && !run->resumes && o->warmup > o->steps / 10) o->warmup = o->steps / 10;
+    Schedule schedule = {o->lr_schedule, o->lr, o->lr_final, o->warmup, o->steps};
+    run->schedule = schedule;
+    o->layers = run->config.layers, o->heads = run->config.heads, o->channels = run->config.channels;
+    o->seq = run->config.seq, o->vocab = run->config.vocab;
+    return true;
+}
+
+// Takes the output folder: nobody else's, and not one with checkpoints that this run would mix with.
+static inline bool run_claim_output(const Run *run) {
+    char newest[PATH_SIZE];
+    const Options *o = &run->options;
+    if (!folder_claim(o->out)) return false;
+    if (!checkpoint_newest(o->out, INT64_MAX, newest)) return true;
+    long long step = checkpoint_step(strrchr(newest, '/') + 1);
+    if (!run->resumes)
+        return fail("%s already holds a run, saved at step %lld; --resume auto goes on with it, another --out starts a new one", o->out, step);
+    if (step > run->progress.step)
+        return fail("%s holds a later checkpoint, of step %lld, than the step %lld resumed from; choose another --out or move the later ones away",
+                    o->out, step, (long long)run->progress.step);
+    return true;
+}
+
+// The configuration and what the run will take. `memory` is the trainer's count of bytes.
+static inline void run_print(const Run *run, size_t memory, const char *arithmetic) {
+    const Options *o = &run->options;
+    size_t parameters;
+    free(gpt_tensors(run->config, &parameters));
+    double checkpoint = 12.0 * (double)parameters, saves = o->save_every ? (double)(o->steps / o->save_every) + 1 : 1;
+    if (o->keep && saves > (double)o->keep + 1) saves = (double)o->keep + 1;  // the new one is written before the oldest goes
+    options_print(stdout, o, 116);
+    printf("parameters    %zu (%.2f million)\n", parameters, (double)parameters / 1e6);
+    printf("computes      %s\n", arithmetic);
+    printf("memory        %.1f MiB\n", (double)memory / 1048576);
+    if (run->train.count) {
+        printf("disk          %.1f MiB: up to %.0f checkpoints of %.1f MiB\n", saves * checkpoint / 1048576, saves, checkpoint / 1048576);
+        double tokens = (double)o->steps * (double)o->total_batch, train = (double)(run->train.end - run->train.begin);
+        printf("data          %zu tokens to train on in %d file%s, %zu to validate\n", run->train.end - run->train.begin,
+               run->train.count, run->train.count == 1 ? "" : "s", run->val.count ? run->val.end - run->val.begin : 0);
+        printf("steps         %lld of %lld tokens (%d x %lld x %d): %.4g tokens, %.1f times the data\n", (long long)o->steps,
+               (long long)o->total_batch, run->accumulation, (long long)o->batch, run->config.seq, tokens, tokens / train);
+    }
+    if (*run->start_from)
+        printf("%s %s, step %lld\n", run->resumes ? "resumes from " : "starts from  ", run->start_from, (long long)run->progress.step);
+    fflush(stdout);
+}
+
+#endif

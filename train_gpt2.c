@@ -1,0 +1,868 @@
+// GPT-2 in plain C: forward, backward, AdamW and the training loop, in fp32 on the CPU. One file, to be read top to bottom.
+//
+//   make train_gpt2
+//   ./train_gpt2 --data book.txt                   trains a small model on a book (--help lists all options)
+//   ./train_gpt2 --model run --prompt "Once"       writes with it
+//
+//   1 matrix products    2 layers    3 flash attention    4 the model    5 AdamW    6 writing text    7 training
+//
+// B batch, T sequence length, C channels, L layers, NH heads, HS = C / NH head size, V vocabulary; N = B * T rows.
+// All arrays are row-major floats; a shape stands beside each. A `d` before a name means: gradient of the loss by it.
+// Every sum is taken in an order that does not depend on the number of threads, so two runs give the same bits.
+// Host matters (options, data, checkpoints, logs) are in gpt/, which the GPU trainer shares.
+
+#include <float.h>
+#ifdef _OPENMP
+#include <omp.h>
+#else
+static int omp_get_max_threads(void) { return 1; }
+static int omp_get_thread_num(void) { return 0; }
+#endif
+#ifdef USE_OPENBLAS
+#include <cblas.h>
+#endif
+
+#include "gpt/run.h"
+
+static int min_int(int a, int b) { return a < b ? a : b; }
+
+// ---------------------------------------------------------------------------
+// 1 Matrix products
+
+// A vector register of floats, by the compiler's vector extension, and the register block that its number of registers
+// allows: MR x 2 vectors of sums, with two registers for B and one for A.
+#if defined(__AVX512F__)
+enum { VECTOR = 16, MR = 12 };
+#elif defined(__AVX__)
+enum { VECTOR = 8, MR = 6 };
+#else
+enum { VECTOR = 4, MR = 6 };
+#endif
+typedef float Vector __attribute__((vector_size(VECTOR * sizeof(float)), aligned(sizeof(float)), may_alias));
+enum { NR = 2 * VECTOR };
+
+#ifdef USE_OPENBLAS
+
+// Threads are ours (see matmul); OpenBLAS computes one piece in one thread.
+static void product(int M, int N, int K, const float *a, size_t lda, bool a_transposed, const float *b, size_t ldb,
+                    bool b_transposed, float *c, size_t ldc, bool add) {
+    cblas_sgemm(CblasRowMajor, a_transposed ? CblasTrans : CblasNoTrans, b_transposed ? CblasTrans : CblasNoTrans,
+                M, N, K, 1.0f, a, (int)lda, b, (int)ldb, add ? 1.0f : 0.0f, c, (int)ldc);
+}
+
+static void products_start(char *name, size_t size) {
+    openblas_set_num_threads(1);
+    snprintf(name, size, "in fp32 with OpenBLAS (%s), %d threads", openblas_get_corename(), omp_get_max_threads());
+}
+
+#else
+
+// Cache blocks, after Goto and van de Geijn, "Anatomy of high-performance matrix multiplication" (2008): a panel of B,
+// KC x NR, stays in the first-level cache, a block of A, MC x KC, in the second.
+enum { KC = 256, MC = 16 * MR, NC = 64 * NR, PACKED = MC * KC + KC * NC };
+static float *packed_blocks;  // PACKED floats for each thread
+
+// c (rows, columns) (+)= a (kc, MR)ᵀ b (kc, NR), both packed; rows <= MR, columns <= NR.
+static void product_block(int kc, const float *a, const float *b, float *c, size_t ldc, int rows, int columns, bool add) {
+    Vector sum[MR][2];
+    memset(sum, 0, sizeof sum);
+    for (int k = 0; k < kc; k++) {
+        Vector b0 = *(const Vector *)(b + k * NR), b1 = *(const Vector *)(b + k * NR + VECTOR);
+#pragma GCC unroll 16
+        for (int i = 0; i < MR; i++) {
+            sum[i][0] += a[k * MR + i] * b0;
+            sum[i][1] += a[k * MR + i] * b1;
+        }
+    }
+    if (rows == MR && columns == NR) {
+#pragma GCC unroll 16
+        for (int i = 0; i < MR; i++) {
+            Vector *out = (Vector *)(c + i * ldc);
+            for (int half = 0; half < 2; half++) {
+                if (add) sum[i][half] += out[half];
+                out[half] = sum[i][half];
+            }
+        }
+        return;
+    }
+    for (int i = 0; i < rows; i++)
+        for (int j = 0; j < columns; j++) c[i * ldc + j] = ((const float *)sum[i])[j] + (add ? c[i * ldc + j] : 0);
+}
+
+// Copies n lines of kc elements into panels of `width` lines, (kc, width) each, the last one filled up with zeros.
+// Element k of line i is source[i * line + k * step].
+static void pack(float *out, const float *source, size_t line, size_t step, int n, int kc, int width) {
+    for (int first = 0; first < n; first += width, out += (size_t)width * kc) {
+        int lines = min_int(width, n - first);
+        if (line == 1)
+            for (int k = 0; k < kc; k++) memcpy(out + (size_t)k * width, source + first + k * step, (size_t)lines * sizeof(float));
+        else
+            for (int i = 0; i < lines; i++)
+                for (int k = 0; k < kc; k++) out[(size_t)k * width + i] = source[(first + i) * line + k * step];
+        for (int k = 0; lines < width && k < kc; k++)
+            memset(out + (size_t)k * width + lines, 0, (size_t)(width - lines) * sizeof(float));
+    }
+}
+
+static void product(int M, int N, int K, const float *a, size_t lda, bool a_transposed, const float *b, size_t ldb,
+                    bool b_transposed, float *c, size_t ldc, bool add) {
+    size_t a_row = a_transposed ? 1 : lda, a_step = a_transposed ? lda : 1;
+    size_t b_column = b_transposed ? ldb : 1, b_step = b_transposed ? 1 : ldb;
+    float *packed_b = packed_blocks + (size_t)omp_get_thread_num() * PACKED, *packed_a = packed_b + KC * NC;
+    for (int j = 0; j < N; j += NC)
+        for (int k = 0; k < K; k += KC) {
+            int kc = min_int(KC, K - k), nc = min_int(NC, N - j);
+            pack(packed_b, b + j * b_column + k * b_step, b_column, b_step, nc, kc, NR);
+            for (int i = 0; i < M; i += MC) {
+                int mc = min_int(MC, M - i);
+                pack(packed_a, a + i * a_row + k * a_step, a_row, a_step, mc, kc, MR);
+                for (int jr = 0; jr < nc; jr += NR)
+                    for (int ir = 0; ir < mc; ir += MR)
+                        product_block(kc, packed_a + (size_t)ir * kc, packed_b + (size_t)jr * kc, c + (i + ir) * ldc + j + jr,
+                                      ldc, min_int(MR, mc - ir), min_int(NR, nc - jr), add || k > 0);
+            }
+        }
+}
+
+static void products_start(char *name, size_t size) {
+    packed_blocks = allocate((size_t)omp_get_max_threads() * PACKED, sizeof(float), "blocks of matrices");
+    snprintf(name, size, "in fp32 with own loops (vectors of %d floats), %d threads", VECTOR, omp_get_max_threads());
+}
+
+#endif
+
+// c (M, N) = a b, or c += a b. a is (M, K), or (K, M) if a_transposed; b is (K, N), or (N, K) if b_transposed. c is cut
+// into a grid of pieces, one for each thread; no piece shares a sum with another.
+static void matmul(float *c, const float *a, bool a_transposed, const float *b, bool b_transposed, int M, int N, int K, bool add) {
+    int threads = omp_get_max_threads(), rows = 1, columns = 1;
+    while (rows * columns < threads) *(M / rows > N / columns ? &rows : &columns) += 1;
+    int height = ((M + rows - 1) / rows + MR - 1) / MR * MR, width = ((N + columns - 1) / columns + NR - 1) / NR * NR;
+#pragma omp parallel for collapse(2) schedule(static)
+    for (int i = 0; i < M; i += height)
+        for (int j = 0; j < N; j += width)
+            product(min_int(height, M - i), min_int(width, N - j), K, a + (size_t)i * (a_transposed ? 1 : K), (size_t)(a_transposed ? M : K),
+                    a_transposed, b + (size_t)j * (b_transposed ? K : 1), (size_t)(b_transposed ? K : N), b_transposed,
+                    c + (size_t)i * N + j, (size_t)N, add);
+}
+
+// ---------------------------------------------------------------------------
+// 2 Layers: each forward is followed by its backward
+
+// e^x within 2 units in the last place, in operations that compilers turn into vector instructions (libm's exp is a call
+// for each element). x = n ln 2 + r, |r| <= ln 2 / 2; e^r by its series, whose next term is below 1e-8; 2^n by its bits.
+static inline float exp_fast(float x) {
+    x = x < -87.0f ? -87.0f : x > 88.0f ? 88.0f : x;
+    float n = x * 1.44269504f + 12582912.0f;  // adding 1.5 * 2^23 rounds to a whole number
+    n -= 12582912.0f;
+    float r = x - n * 0.693145752f - n * 1.42860677e-6f;  // ln 2 in two parts: the first product is exact
+    float p = 1.0f + r * (1.0f + r * (0.5f + r * (1.0f / 6 + r * (1.0f / 24 + r * (1.0f / 120 + r * (1.0f / 720))))));
+    union { int32_t bits; float value; } power = {((int32_t)n + 127) << 23};
+    return p * power.value;
+}
+
+// out (N, C) = wte[token] + wpe[position]. tokens (B, T), wte (V, C), wpe (T, C).
+static void embedding_forward(float *out, const int *tokens, const float *wte, const float *wpe, int B, int T, int C) {
+#pragma omp parallel for
+    for (int n = 0; n < B * T; n++) {
+        const float *token = wte + (size_t)tokens[n] * C, *position = wpe + (size_t)(n % T) * C;
+        for (int c = 0; c < C; c++) out[(size_t)n * C + c] = token[c] + position[c];
+    }
+}
+
+// dwte += and dwpe (+)= dout (N, C). A thread owns some channels, as rows of one token may come up anywhere.
+static void embedding_backward(float *dwte, float *dwpe, const float *dout, const int *tokens, int B, int T, int C, int longest, bool add) {
+    if (!add) memset(dwpe, 0, (size_t)longest * C * sizeof(float));
+#pragma omp parallel for
+    for (int first = 0; first < C; first += 64)
+        for (int n = 0; n < B * T; n++)
+            for (int c = first; c < min_int(C, first + 64); c++) {
+                dwte[(size_t)tokens[n] * C + c] += dout[(size_t)n * C + c];
+                dwpe[(size_t)(n % T) * C + c] += dout[(size_t)n * C + c];
+            }
+}
+
+// out = (x - mean) * rstd * weight + bias for each row of x (N, C); rstd = 1 / sqrt(variance + 1e-5). mean, rstd (N).
+static void layernorm_forward(float *out, float *mean, float *rstd, const float *x, const float *weight, const float *bias, int N, int C) {
+#pragma omp parallel for
+    for (int n = 0; n < N; n++) {
+        const float *row = x + (size_t)n * C;
+        float sum = 0, squares = 0;
+#pragma omp simd reduction(+ : sum)
+        for (int c = 0; c < C; c++) sum += row[c];
+        float m = sum / (float)C;
+#pragma omp simd reduction(+ : squares)
+        for (int c = 0; c < C; c++) squares += (row[c] - m) * (row[c] - m);
+        float r = 1.0f / sqrtf(squares / (float)C + 1e-5f);
+        for (int c = 0; c < C; c++) out[(size_t)n * C + c] = (row[c] - m) * r * weight[c] + bias[c];
+        mean[n] = m;
+        rstd[n] = r;
+    }
+}
+
+// dx (N, C) (+)=, dweight (C) (+)=, dbias (C) (+)=, from dout (N, C). With xhat = (x - mean) rstd and g = dout weight:
+// dx = rstd (g - mean(g) - xhat mean(g xhat)).
+static void layernorm_backward(float *dx, bool add_dx, float *dweight, float *dbias, const float *dout, const float *x, const float *weight,
+                               const float *mean, const float *rstd, int N, int C, bool add) {
+#pragma omp parallel for
+    for (int n = 0; n < N; n++) {
+        const float *row = x + (size_t)n * C, *drow = dout + (size_t)n * C;
+        float m = mean[n], r = rstd[n], sum = 0, product_sum = 0;
+#pragma omp simd reduction(+ : sum, product_sum)
+        for (int c = 0; c < C; c++) {
+            float g = drow[c] * weight[c];
+            sum += g;
+            product_sum += g * (row[c] - m) * r;
+        }
+        sum /= (float)C;
+        product_sum /= (float)C;
+        float *out = dx + (size_t)n * C;
+        for (int c = 0; c < C; c++) {
+            float value = (drow[c] * weight[c] - sum - (row[c] - m) * r * product_sum) * r;
+            out[c] = add_dx ? out[c] + value : value;
+        }
+    }
+#pragma omp parallel for
+    for (int first = 0; first < C; first += 64) {  // sums over the rows: a thread owns some columns
+        int width = min_int(64, C - first);
+        float dw[64] = {0}, db[64] = {0};
+        for (int n = 0; n < N; n++) {
+            const float *row = x + (size_t)n * C + first, *drow = dout + (size_t)n * C + first;
+            for (int c = 0; c < width; c++) {
+                dw[c] += drow[c] * (row[c] - mean[n]) * rstd[n];
+                db[c] += drow[c];
+            }
+        }
+        for (int c = 0; c < width; c++) {
+            dweight[first + c] = add ? dweight[first + c] + dw[c] : dw[c];
+            dbias[first + c] = add ? dbias[first + c] + db[c] : db[c];
+        }
+    }
+}
+
+// out (N, OC) = x (N, C) weight (C, OC) + bias (OC) + residual (N, OC); residual may be NULL. 2 N C OC FLOPs.
+static void linear_forward(float *out, const float *x, const float *weight, const float *bias, const float *residual, int N, int C, int OC) {
+#pragma omp parallel for
+    for (int n = 0; n < N; n++) {
+        float *row = out + (size_t)n * OC;
+        if (residual) for (int c = 0; c < OC; c++) row[c] = residual[(size_t)n * OC + c] + bias[c];
+        else memcpy(row, bias, (size_t)OC * sizeof(float));
+    }
+    matmul(out, x, false, weight, false, N, OC, C, true);
+}
+
+// dx (N, C) = dout weightᵀ; dweight (C, OC) (+)= xᵀ dout; dbias (OC) (+)= column sums of dout (N, OC).
+static void linear_backward(float *dx, float *dweight, float *dbias, const float *dout, const float *x, const float *weight,
+                            int N, int C, int OC, bool add) {
+    matmul(dx, dout, false, weight, true, N, C, OC, false);
+    matmul(dweight, x, true, dout, false, C, OC, N, add);
+#pragma omp parallel for
+    for (int first = 0; first < OC; first += 64) {
+        int width = min_int(64, OC - first);
+        float sum[64] = {0};
+        for (int n = 0; n < N; n++)
+            for (int c = 0; c < width; c++) sum[c] += dout[(size_t)n * OC + first + c];
+        for (int c = 0; c < width; c++) dbias[first + c] = add ? dbias[first + c] + sum[c] : sum[c];
+    }
+}
+
+// tanh(u) for GELU's u = sqrt(2/pi) (x + 0.044715 x^3).
+static inline float gelu_tanh(float x) {
+    float u = 0.79788456f * (x + 0.044715f * x * x * x);
+    return 1.0f - 2.0f / (exp_fast(2.0f * u) + 1.0f);
+}
+
+// out = x/2 (1 + tanh(u)), the tanh form of GELU that GPT-2 has.
+static void gelu_forward(float *out, const float *x, size_t count) {
+#pragma omp parallel for simd
+    for (size_t i = 0; i < count; i++) out[i] = 0.5f * x[i] * (1.0f + gelu_tanh(x[i]));
+}
+
+// dx = dout * gelu'(x); dx may be dout.
+static void gelu_backward(float *dx, const float *dout, const float *x, size_t count) {
+#pragma omp parallel for simd
+    for (size_t i = 0; i < count; i++) {
+        float t = gelu_tanh(x[i]), du = 0.79788456f * (1.0f + 3.0f * 0.044715f * x[i] * x[i]);
+        dx[i] = dout[i] * (0.5f * (1.0f + t) + 0.5f * x[i] * (1.0f - t * t) * du);
+    }
+}
+
+// Cross entropy of each row of logits (N, V) against targets (N). losses (N). Where dscale is not 0, the logits become their
+// own gradient in place: (softmax - one at the target) * dscale.
+static void crossentropy(float *losses, float *logits, const int *targets, int N, int V, float dscale) {
+#pragma omp parallel for
+    for (int n = 0; n < N; n++) {
+        float *row = logits + (size_t)n * V, max = -FLT_MAX, sum = 0, at_target = row[targets[n]];
+#pragma omp simd reduction(max : max)
+        for (int v = 0; v < V; v++) max = row[v] > max ? row[v] : max;
+        if (dscale == 0) {
+#pragma omp simd reduction(+ : sum)
+            for (int v = 0; v < V; v++) sum += exp_fast(row[v] - max);
+        } else {
+#pragma omp simd reduction(+ : sum)
+            for (int v = 0; v < V; v++) sum += row[v] = exp_fast(row[v] - max);
+            float scale = dscale / sum;
+            for (int v = 0; v < V; v++) row[v] *= scale;
+            row[targets[n]] -= dscale;
+        }
+        losses[n] = logf(sum) + max - at_target;
+    }
+}
+
+// ---------------------------------------------------------------------------
+// 3 Flash attention
+//
+// Causal attention of one head: with queries, keys and values q, k, v (T, HS),
+//   s = scale q kᵀ,   p = softmax of each row of s over the keys up to its own position,   o = p v.
+// Written down, s and p are T x T: at T = 16384 a gigabyte for each head. Flash attention (Dao et al., 2022) never does that.
+// It walks over tiles of TILE queries and TILE keys, and keeps, for each query, three running values over the keys seen so far:
+//   m, the largest score;   l, the sum of exp(s - m);   o, the sum of exp(s - m) v.
+// When a later tile has a larger score, m grows, and what was summed under the old m is multiplied by exp(m_old - m_new): that
+// is the online softmax. In the end o / l is the output, exactly. The backward needs only one number per query beside it, the
+// log-sum-exp m + log(l): with it exp(s - lse) is p again, so the backward recomputes tiles of p instead of having kept them.
+
+enum { TILE = 64, MAX_HS = 128 };
+typedef float Tile[TILE * MAX_HS];   // (TILE, W) or, transposed, (W, TILE); W is HS rounded up to a multiple of NR
+typedef float ScoreTile[TILE * TILE];
+
+// tile (TILE, W) = scale * rows of source; what is beyond `rows` and HS is zero, so that products need no edges.
+static void tile_load(float *tile, const float *source, size_t stride, int rows, int HS, int W, float scale) {
+    memset(tile, 0, (size_t)TILE * W * sizeof(float));
+    for (int i = 0; i < rows; i++)
+        for (int d = 0; d < HS; d++) tile[i * W + d] = scale * source[i * stride + d];
+}
+
+static void tile_transpose(float *out, const float *tile, int W) {  // (TILE, W) to (W, TILE)
+    for (int i = 0; i < TILE; i++)
+        for (int d = 0; d < W; d++) out[d * TILE + i] = tile[i * W + d];
+}
+
+// c (M, N) += a b, for M a multiple of 4 and N of NR. b is (K, N); element (i, k) of a is a[i * a_row + k * a_step], so that
+// a transposed a is a matter of the two strides. Four rows by two vectors of sums stay in registers.
+static void tile_product(float *c, const float *a, int a_row, int a_step, const float *b, int M, int N, int K) {
+    for (int i = 0; i < M; i += 4)
+        for (int j = 0; j < N; j += NR) {
+            Vector sum[4][2];
+            for (int r = 0; r < 4; r++) memcpy(sum[r], c + (i + r) * N + j, sizeof sum[r]);
+            for (int k = 0; k < K; k++) {
+                Vector b0 = *(const Vector *)(b + k * N + j), b1 = *(const Vector *)(b + k * N + j + VECTOR);
+#pragma GCC unroll 4
+                for (int r = 0; r < 4; r++) {
+                    float x = a[(i + r) * a_row + k * a_step];
+                    sum[r][0] += x * b0;
+                    sum[r][1] += x * b1;
+                }
+            }
+            for (int r = 0; r < 4; r++) memcpy(c + (i + r) * N + j, sum[r], sizeof sum[r]);
+        }
+}
+
+// Number of keys of the tile at k0 that the query at position q sees: those up to its own.
+static int keys_seen(int q, int k0) { return min_int(TILE, q - k0 + 1); }
+
+// out (B, T, NH, HS), lse (B, NH, T) from qkv (B, T, 3, NH, HS). 2 B NH T^2 HS FLOPs; no memory that grows with T^2.
+static void attention_forward(float *out, float *lse, const float *qkv, int B, int T, int NH, int HS) {
+    int C = NH * HS, W = (HS + NR - 1) / NR * NR;
+    float scale = 1.0f / sqrtf((float)HS);
+#pragma omp parallel for collapse(3) schedule(dynamic)
+    for (int b = 0; b < B; b++)
+        for (int h = 0; h < NH; h++)
+            for (int q0 = 0; q0 < T; q0 += TILE) {
+                const float *queries = qkv + (size_t)b * T * 3 * C + (size_t)h * HS, *keys = queries + C, *values = keys + C;
+                Tile q, k, kt, v, o = {0};
+                ScoreTile s;
+                float m[TILE], l[TILE] = {0};
+                int q_rows = min_int(TILE, T - q0);
+                for (int i = 0; i < TILE; i++) m[i] = -FLT_MAX;
+                tile_load(q, queries + (size_t)q0 * 3 * C, (size_t)3 * C, q_rows, HS, W, scale);
+
+                for (int k0 = 0; k0 <= q0; k0 += TILE) {  // keys after the last query of the tile are never seen
+                    int k_rows = min_int(TILE, T - k0);
+                    tile_load(k, keys + (size_t)k0 * 3 * C, (size_t)3 * C, k_rows, HS, W, 1.0f);
+                    tile_load(v, values + (size_t)k0 * 3 * C, (size_t)3 * C, k_rows, HS, W, 1.0f);
+                    tile_transpose(kt, k, W);
+                    memset(s, 0, sizeof s);
+                    tile_product(s, q, W, 1, kt, TILE, TILE, W);  // s = q kᵀ
+
+                    for (int i = 0; i < q_rows; i++) {  // the online softmax: s becomes exp(s - m)
+                        float *row = s + i * TILE, m_new = m[i], sum = 0;
+                        int seen = keys_seen(q0 + i, k0);
+#pragma omp simd reduction(max : m_new)
+                        for (int j = 0; j < seen; j++) m_new = row[j] > m_new ? row[j] : m_new;
+#pragma omp simd reduction(+ : sum)
+                        for (int j = 0; j < seen; j++) sum += row[j] = exp_fast(row[j] - m_new);
+                        for (int j = seen; j < TILE; j++) row[j] = 0;
+                        float correction = exp_fast(m[i] - m_new);
+                        l[i] = l[i] * correction + sum;
+                        m[i] = m_new;
+                        for (int d = 0; d < W; d++) o[i * W + d] *= correction;
+                    }
+                    tile_product(o, s, TILE, 1, v, TILE, W, TILE);  // o += p v
+                }
+                for (int i = 0; i < q_rows; i++) {
+                    float *row = out + ((size_t)b * T + q0 + i) * C + (size_t)h * HS;
+                    for (int d = 0; d < HS; d++) row[d] = o[i * W + d] / l[i];
+                    lse[((size_t)b * NH + h) * T + q0 + i] = m[i] + logf(l[i]);
+                }
+            }
+}
+
+// dqkv (B, T, 3, NH, HS) from dout (B, T, NH, HS) and what the forward kept: qkv, out, lse. With p = exp(s - lse):
+//   dv = pᵀ do,   dp = do vᵀ,   ds = p (dp - delta),   dq = scale ds k,   dk = scale dsᵀ q,   delta = sum over HS of do * o.
+// delta is what the softmax's normalization takes back: the mean of dp under p, which equals do * o summed. A thread takes a
+// whole head, so dq, to which every tile of keys adds, belongs to it alone. 5 B NH T^2 HS FLOPs.
+static void attention_backward(float *dqkv, const float *dout, const float *qkv, const float *out, const float *lse, int B, int T, int NH, int HS) {
+    int C = NH * HS, W = (HS + NR - 1) / NR * NR;
+    float scale = 1.0f / sqrtf((float)HS);
+#pragma omp parallel for collapse(2) schedule(dynamic)
+    for (int b = 0; b < B; b++)
+        for (int h = 0; h < NH; h++) {
+            size_t at = (size_t)b * T * 3 * C + (size_t)h * HS;
+            const float *queries = qkv + at, *keys = queries + C, *values = keys + C;
+            float *dqueries = dqkv + at, *dkeys = dqueries + C, *dvalues = dkeys + C;
+            const float *head_lse = lse + ((size_t)b * NH + h) * T;
+            Tile q, k, v, kt, vt, o, d_o, dq, dk, dv;
+            ScoreTile p, dp;
+            for (int t = 0; t < T; t++) memset(dqueries + (size_t)t * 3 * C, 0, (size_t)HS * sizeof(float));
+
+            for (int k0 = 0; k0 < T; k0 += TILE) {
+                int k_rows = min_int(TILE, T - k0);
+                tile_load(k, keys + (size_t)k0 * 3 * C, (size_t)3 * C, k_rows, HS, W, 1.0f);
+                tile_load(v, values + (size_t)k0 * 3 * C, (size_t)3 * C, k_rows, HS, W, 1.0f);
+                tile_transpose(kt, k, W);
+                tile_transpose(vt, v, W);
+                memset(dk, 0, (size_t)TILE * W * sizeof(float));
+                memset(dv, 0, (size_t)TILE * W * sizeof(float));
+
+                for (int q0 = k0; q0 < T; q0 += TILE) {  // queries before the first key of the tile see none of it
+                    int q_rows = min_int(TILE, T - q0);
+                    size_t row_at = ((size_t)b * T + q0) * C + (size_t)h * HS;
+                    tile_load(q, queries + (size_t)q0 * 3 * C, (size_t)3 * C, q_rows, HS, W, scale);
+                    tile_load(o, out + row_at, (size_t)C, q_rows, HS, W, 1.0f);
+                    tile_load(d_o, dout + row_at, (size_t)C, q_rows, HS, W, 1.0f);
+                    memset(p, 0, sizeof p);
+                    memset(dp, 0, sizeof dp);
+                    memset(dq, 0, (size_t)TILE * W * sizeof(float));
+                    tile_product(p, q, W, 1, kt, TILE, TILE, W);     // s = q kᵀ, scaled through q
+                    tile_product(dp, d_o, W, 1, vt, TILE, TILE, W);  // dp = do vᵀ
+                    for (int i = 0; i < TILE; i++) {  // p = exp(s - lse), and dp becomes ds
+                        int seen = i < q_rows ? keys_seen(q0 + i, k0) : 0;
+                        float delta = 0, row_lse = i < q_rows ? head_lse[q0 + i] : 0;
+#pragma omp simd reduction(+ : delta)
+                        for (int d = 0; d < W; d++) delta += o[i * W + d] * d_o[i * W + d];
+                        for (int j = 0; j < seen; j++) {
+                            p[i * TILE + j] = exp_fast(p[i * TILE + j] - row_lse);
+                            dp[i * TILE + j] = p[i * TILE + j] * (dp[i * TILE + j] - delta);
+                        }
+                        for (int j = seen; j < TILE; j++) p[i * TILE + j] = dp[i * TILE + j] = 0;
+                    }
+                    tile_product(dv, p, 1, TILE, d_o, TILE, W, TILE);  // dv += pᵀ do
+                    tile_product(dk, dp, 1, TILE, q, TILE, W, TILE);   // dk += dsᵀ q, scaled through q
+                    tile_product(dq, dp, TILE, 1, k, TILE, W, TILE);   // dq = ds k
+                    for (int i = 0; i < q_rows; i++)
+                        for (int d = 0; d < HS; d++) dqueries[(size_t)(q0 + i) * 3 * C + d] += scale * dq[i * W + d];
+                }
+                for (int j = 0; j < k_rows; j++) {
+                    memcpy(dkeys + (size_t)(k0 + j) * 3 * C, dk + j * W, (size_t)HS * sizeof(float));
+                    memcpy(dvalues + (size_t)(k0 + j) * 3 * C, dv + j * W, (size_t)HS * sizeof(float));
+                }
+            }
+        }
+}
+
+// ---------------------------------------------------------------------------
+// 4 The model
+
+typedef struct {  // one block's parameters, in the order of gpt/model.h's table
+    float *ln1_w, *ln1_b;        // (C)
+    float *qkv_w, *qkv_b;        // (C, 3C), (3C)
+    float *proj_w, *proj_b;      // (C, C), (C)
+    float *ln2_w, *ln2_b;        // (C)
+    float *fc_w, *fc_b;          // (C, 4C), (4C)
+    float *fcproj_w, *fcproj_b;  // (4C, C), (C)
+} Layer;
+
+typedef struct {
+    float *wte;            // (V, C), the embedding of tokens and, transposed, the output head
+    float *wpe;            // (T, C)
+    Layer *layers;         // L of them
+    float *lnf_w, *lnf_b;  // (C)
+} Parameters;
+
+typedef struct {  // what one block's backward needs of its forward
+    float *ln1, *mean1, *rstd1;  // (N, C), (N), (N)
+    float *qkv;                  // (N, 3C)
+    float *att, *lse;            // (N, C), (B, NH, T)
+    float *res2;                 // (N, C): x + attention
+    float *ln2, *mean2, *rstd2;
+    float *fc, *gelu;            // (N, 4C)
+    float *res3;                 // (N, C): the block's output
+} LayerActivations;
+
+typedef struct {
+    GptConfig config;
+    int B;                        // largest batch
+    size_t parameters;            // number of them
+    GptTensor *tensors;
+    ModelState state;             // weights, and AdamW's m and v
+    float *grads;
+    Parameters weight, grad;      // the single tensors of state.weights and grads
+    LayerActivations *acts;       // L of them
+    float *embedded;              // (N, C)
+    float *lnf, *meanf, *rstdf;   // (N, C), (N), (N)
+    float *losses;                // (N)
+    float *logits;                // (head_rows, V)
+    int head_rows;
+    float *dlnf, *dx, *dc, *d4c;  // (N, C), (N, C), (N, C), (N, 4C)
+    double *norms;                // partial sums of the gradient's norm
+} Model;
+
+enum { HEAD_FLOATS = 1 << 24, NORM_CHUNK = 1 << 16 };  // logits at once: 64 MiB; elements in a partial sum
+
+static Parameters parameters_of(GptConfig c, const GptTensor *tensors, float *array) {
+    Parameters p = {array + tensors[0].offset, array + tensors[1].offset, NULL, NULL, NULL};
+    p.layers = allocate((size_t)c.layers, sizeof(Layer), "pointers to the layers");
+    _Static_assert(sizeof(Layer) == TENSORS_PER_LAYER * sizeof(float *), "Layer has a pointer for each tensor of the table");
+    float **pointer = (float **)p.layers;
+    for (int i = 0; i < c.layers * TENSORS_PER_LAYER; i++) pointer[i] = array + tensors[2 + i].offset;
+    p.lnf_w = array + tensors[gpt_tensor_count(c) - 2].offset;
+    p.lnf_b = array + tensors[gpt_tensor_count(c) - 1].offset;
+    return p;
+}
+
+// The next `count` floats of the one block that holds everything. Without a block (base NULL) it only counts.
+typedef struct { float *base; size_t used; } Arena;
+static float *take(Arena *arena, size_t count) {
+    float *at = arena->base ? arena->base + arena->used : NULL;
+    arena->used += (count + 15) & ~(size_t)15;  // on cache lines of 64 bytes
+    return at;
+}
+
+// Lays out all arrays of a model, for training or only for writing, from `base` on. Returns the number of floats.
+static size_t model_layout(Model *m, float *base, bool training) {
+    Arena arena = {base, 0};
+    size_t N = (size_t)m->B * (size_t)m->config.seq, C = (size_t)m->config.channels, heads = (size_t)m->config.heads;
+    size_t V = (size_t)m->config.vocab;
+    m->state.weights = take(&arena, m->parameters);
+    m->embedded = take(&arena, N * C);
+    for (int l = 0; l < m->config.layers; l++) {
+        LayerActivations *a = &m->acts[l];
+        if (!training && l > 0) { *a = m->acts[0]; continue; }  // nothing is kept for a backward
+        a->ln1 = take(&arena, N * C), a->mean1 = take(&arena, N), a->rstd1 = take(&arena, N);
+        a->qkv = take(&arena, N * 3 * C);
+        a->att = take(&arena, N * C), a->lse = take(&arena, N * heads);
+        a->res2 = take(&arena, N * C);
+        a->ln2 = take(&arena, N * C), a->mean2 = take(&arena, N), a->rstd2 = take(&arena, N);
+        a->fc = take(&arena, N * 4 * C), a->gelu = take(&arena, N * 4 * C);
+        a->res3 = take(&arena, N * C);
+    }
+    m->lnf = take(&arena, N * C), m->meanf = take(&arena, N), m->rstdf = take(&arena, N);
+    m->losses = take(&arena, N);
+    m->head_rows = (int)(V * N < HEAD_FLOATS ? N : HEAD_FLOATS / V > 0 ? HEAD_FLOATS / V : 1);
+    m->logits = take(&arena, (size_t)m->head_rows * V);
+    if (training) {
+        m->grads = take(&arena, m->parameters);
+        m->state.m = take(&arena, m->parameters);
+        m->state.v = take(&arena, m->parameters);
+        m->dlnf = take(&arena, N * C), m->dx = take(&arena, N * C), m->dc = take(&arena, N * C), m->d4c = take(&arena, N * 4 * C);
+        m->norms = (double *)take(&arena, 2 * (m->parameters / NORM_CHUNK + 1));
+    }
+    return arena.used;
+}
+
+// Prepares a model without its memory, whose size is returned in bytes.
+static size_t model_plan(Model *m, GptConfig config, int B, bool training) {
+    memset(m, 0, sizeof *m);
+    m->config = config;
+    m->B = B;
+    m->tensors = gpt_tensors(config, &m->parameters);
+    m->acts = allocate((size_t)config.layers, sizeof *m->acts, "pointers to the activations");
+    return model_layout(m, NULL, training) * sizeof(float);
+}
+
+static void model_allocate(Model *m, bool training) {
+    float *base = allocate(model_layout(m, NULL, training), sizeof(float), "the model");
+    model_layout(m, base, training);
+    m->weight = parameters_of(m->config, m->tensors, m->state.weights);
+    if (training) m->grad = parameters_of(m->config, m->tensors, m->grads);
+}
+
+static void model_free(Model *m) {
+    free(m->state.weights);  // the first array of the block
+    free(m->weight.layers);
+    free(m->grad.layers);
+    free(m->acts);
+    free(m->tensors);
+}
+
+// Everything up to the final layer norm, for tokens (B, T).
+static void model_forward(Model *m, const int *tokens, int B, int T) {
+    int C = m->config.channels, NH = m->config.heads, HS = C / NH, N = B * T;
+    const float *x = m->embedded;
+    embedding_forward(m->embedded, tokens, m->weight.wte, m->weight.wpe, B, T, C);
+    for (int l = 0; l < m->config.layers; l++) {
+        const Layer *w = &m->weight.layers[l];
+        LayerActivations *a = &m->acts[l];
+        layernorm_forward(a->ln1, a->mean1, a->rstd1, x, w->ln1_w, w->ln1_b, N, C);
+        linear_forward(a->qkv, a->ln1, w->qkv_w, w->qkv_b, NULL, N, C, 3 * C);
+        attention_forward(a->att, a->lse, a->qkv, B, T, NH, HS);
+        linear_forward(a->res2, a->att, w->proj_w, w->proj_b, x, N, C, C);
+        layernorm_forward(a->ln2, a->mean2, a->rstd2, a->res2, w->ln2_w, w->ln2_b, N, C);
+        linear_forward(a->fc, a->ln2, w->fc_w, w->fc_b, NULL, N, C, 4 * C);
+        gelu_forward(a->gelu, a->fc, (size_t)N * 4 * C);
+        linear_forward(a->res3, a->gelu, w->fcproj_w, w->fcproj_b, a->res2, N, 4 * C, C);
+        x = a->res3;
+    }
+    layernorm_forward(m->lnf, m->meanf, m->rstdf, x, m->weight.lnf_w, m->weight.lnf_b, N, C);
+}
+
+// The output head and the loss of N = B T targets, in chunks of rows, so that the logits of a whole batch never exist at once.
+// Where dscale is not 0 each chunk goes on to the gradients, dlnf and dwte (+)=. Returns the sum of the losses.
+static double model_loss(Model *m, const int *targets, int N, float dscale, bool add) {
+    int C = m->config.channels, V = m->config.vocab;
+    double sum = 0;
+    for (int first = 0; first < N; first += m->head_rows) {
+        int rows = min_int(m->head_rows, N - first);
+        const float *x = m->lnf + (size_t)first * C;
+        matmul(m->logits, x, false, m->weight.wte, true, rows, V, C, false);
+        crossentropy(m->losses + first, m->logits, targets + first, rows, V, dscale);
+        if (dscale == 0) continue;
+        matmul(m->dlnf + (size_t)first * C, m->logits, false, m->weight.wte, false, rows, C, V, false);
+        matmul(m->grad.wte, m->logits, true, x, false, V, C, rows, add || first > 0);
+    }
+    for (int n = 0; n < N; n++) sum += m->losses[n];
+    return sum;
+}
+
+// All other gradients, after model_forward and model_loss of the same tokens; added to those there are, or in their place.
+static void model_backward(Model *m, const int *tokens, int B, int T, bool add) {
+    int C = m->config.channels, NH = m->config.heads, HS = C / NH, N = B * T, L = m->config.layers;
+    float *dx = m->dx, *dc = m->dc, *d4c = m->d4c;  // d4c also holds dqkv
+    layernorm_backward(dx, false, m->grad.lnf_w, m->grad.lnf_b, m->dlnf, m->acts[L - 1].res3, m->weight.lnf_w, m->meanf, m->rstdf, N, C, add);
+    for (int l = L - 1; l >= 0; l--) {
+        const Layer *w = &m->weight.layers[l], *g = &m->grad.layers[l];
+        const LayerActivations *a = &m->acts[l];
+        const float *x = l > 0 ? m->acts[l - 1].res3 : m->embedded;
+        linear_backward(d4c, g->fcproj_w, g->fcproj_b, dx, a->gelu, w->fcproj_w, N, 4 * C, C, add);
+        gelu_backward(d4c, d4c, a->fc, (size_t)N * 4 * C);
+        linear_backward(dc, g->fc_w, g->fc_b, d4c, a->ln2, w->fc_w, N, C, 4 * C, add);
+        layernorm_backward(dx, true, g->ln2_w, g->ln2_b, dc, a->res2, w->ln2_w, a->mean2, a->rstd2, N, C, add);
+        linear_backward(dc, g->proj_w, g->proj_b, dx, a->att, w->proj_w, N, C, C, add);
+        attention_backward(d4c, dc, a->qkv, a->att, a->lse, B, T, NH, HS);
+        linear_backward(dc, g->qkv_w, g->qkv_b, d4c, a->ln1, w->qkv_w, N, C, 3 * C, add);
+        layernorm_backward(dx, true, g->ln1_w, g->ln1_b, dc, x, w->ln1_w, a->mean1, a->rstd1, N, C, add);
+    }
+    embedding_backward(m->grad.wte, m->grad.wpe, dx, tokens, B, T, C, m->config.seq, add);
+}
+
+// ---------------------------------------------------------------------------
+// 5 AdamW
+
+// The norm of all gradients together. Chunks of a fixed size are summed in a fixed order.
+static double gradient_norm(const Model *m) {
+    int chunks = (int)((m->parameters + NORM_CHUNK - 1) / NORM_CHUNK);
+#pragma omp parallel for
+    for (int chunk = 0; chunk < chunks; chunk++) {
+        size_t first = (size_t)chunk * NORM_CHUNK, end = first + NORM_CHUNK < m->parameters ? first + NORM_CHUNK : m->parameters;
+        double sum = 0;
+#pragma omp simd reduction(+ : sum)
+        for (size_t i = first; i < end; i++) sum += (double)m->grads[i] * (double)m->grads[i];
+        m->norms[chunk] = sum;
+    }
+    double sum = 0;
+    for (int chunk = 0; chunk < chunks; chunk++) sum += m->norms[chunk];
+    return sqrt(sum);
+}
+
+// Update number `update`, from 1 (Loshchilov and Hutter, "Decoupled weight decay regularization", 2019). Gradients are
+// multiplied by grad_scale, which clips them. Decay is on matrices and embeddings only.
+static void adamw(Model *m, const Options *o, double rate, int64_t update, double grad_scale) {
+    float beta1 = (float)o->beta1, beta2 = (float)o->beta2, eps = (float)o->eps, scale = (float)grad_scale;
+    float step_size = (float)(rate / (1 - pow(o->beta1, (double)update)));
+    float v_scale = (float)(1 / (1 - pow(o->beta2, (double)update)));
+#pragma omp parallel
+    for (int t = 0; t < gpt_tensor_count(m->config); t++) {
+        size_t at = m->tensors[t].offset;
+        float *w = m->state.weights + at, *m1 = m->state.m + at, *m2 = m->state.v + at;
+        const float *grad = m->grads + at;
+        float keep = (float)(1 - rate * (m->tensors[t].decay ? o->weight_decay : 0));
+#pragma omp for simd nowait
+        for (size_t i = 0; i < m->tensors[t].size; i++) {
+            float g = grad[i] * scale;
+            m1[i] = beta1 * m1[i] + (1 - beta1) * g;
+            m2[i] = beta2 * m2[i] + (1 - beta2) * g * g;
+            w[i] = keep * w[i] - step_size * m1[i] / (sqrtf(m2[i] * v_scale) + eps);
+        }
+    }
+}
+
+// ---------------------------------------------------------------------------
+// 6 Writing text
+
+// Writes `prompt` and o->tokens tokens after it, as long as no end of text is drawn. The model sees the last T tokens.
+static void generate(Model *m, const Options *o, const char *prompt, int64_t step, FILE *out) {
+    size_t length = strlen(prompt), T = (size_t)m->config.seq, total = length + 1 + (size_t)o->tokens;
+    int *tokens = allocate(total, sizeof *tokens, "text to write"), V = m->config.vocab;
+    tokens[0] = TOKEN_END_OF_TEXT;  // what precedes a text
+    for (size_t i = 0; i < length; i++) tokens[1 + i] = (unsigned char)prompt[i];
+    fputs(prompt, out);
+    for (size_t n = length + 1; n < total && !stop_requested; n++) {
+        size_t seen = n < T ? n : T;
+        model_forward(m, tokens + n - seen, 1, (int)seen);
+        matmul(m->logits, m->lnf + (seen - 1) * (size_t)m->config.channels, false, m->weight.wte, true, 1, V, m->config.channels, false);
+        float uniform = random_to_uniform(random4((uint64_t)o->seed, RANDOM_SAMPLE, (uint32_t)step, n).word[0]);
+        tokens[n] = sample_token(m->logits, min_int(V, BYTE_VOCAB), o->temperature, (int)o->top_k, o->top_p, uniform);
+        if (tokens[n] == TOKEN_END_OF_TEXT) break;
+        token_write(out, tokens[n]);
+        fflush(out);
+    }
+    fputc('\n', out);
+    free(tokens);
+}
+
+// ---------------------------------------------------------------------------
+// 7 Training
+
+// Splits B windows of T + 1 tokens into inputs (B, T) and, one position further, targets (B, T).
+typedef struct { int *window, *inputs, *targets; } Batch;
+
+static bool batch_read(Batch *batch, const Run *run, bool training, uint64_t first, size_t windows, int B) {
+    size_t T = (size_t)run->config.seq;
+    int V = run->config.vocab;
+    for (size_t b = 0; b < (size_t)B; b++) {
+        if (!(training ? data_sample(&run->train, first + b, V, batch->window) : data_spread(&run->val, first + b, windows, V, batch->window)))
+            return false;
+        memcpy(batch->inputs + b * T, batch->window, T * sizeof(int));
+        memcpy(batch->targets + b * T, batch->window + 1, T * sizeof(int));
+    }
+    return true;
+}
+
+// Mean loss over windows spread evenly over the validation data. False after fail().
+static bool validate(Model *m, const Run *run, Batch *batch, double *loss) {
+    size_t T = (size_t)run->config.seq, windows = (run->val.end - run->val.begin - 1) / T, wanted = (size_t)(run->options.val_steps * m->B);
+    if (wanted > 0 && windows > wanted) windows = wanted;
+    *loss = 0;
+    for (size_t first = 0; first < windows; first += (size_t)m->B) {
+        int B = min_int(m->B, (int)(windows - first));
+        if (!batch_read(batch, run, false, first, windows, B)) return false;
+        model_forward(m, batch->inputs, B, (int)T);
+        *loss += model_loss(m, batch->targets, B * (int)T, 0, false);
+    }
+    *loss /= (double)(windows * T);
+    return true;
+}
+
+// One update: forward and backward of all its batches, clipping, AdamW. A loss or gradient that is not finite leaves
+// everything as it was but the counters; *skipped says so. False after fail(), with nothing changed.
+static bool train_step(Model *m, Run *run, Batch *batch, double *loss, double *norm, double rate, bool *skipped) {
+    const Options *o = &run->options;
+    int T = m->config.seq, N = m->B * T;
+    *loss = 0;
+    for (int i = 0; i < run->accumulation; i++) {
+        if (!batch_read(batch, run, true, run->progress.samples + (uint64_t)i * (uint64_t)m->B, 0, m->B)) return false;
+        model_forward(m, batch->inputs, m->B, T);
+        *loss += model_loss(m, batch->targets, N, 1.0f / ((float)N * (float)run->accumulation), i > 0);
+        model_backward(m, batch->inputs, m->B, T, i > 0);
+    }
+    *loss /= (double)N * run->accumulation;
+    *norm = gradient_norm(m);
+    *skipped = !isfinite(*loss) || !isfinite(*norm);
+    if (*skipped) run->progress.skipped++;
+    else adamw(m, o, rate, run->progress.step + 1 - run->progress.skipped, o->grad_clip > 0 && *norm > o->grad_clip ? o->grad_clip / *norm : 1);
+    run->progress.step++;
+    run->progress.samples += (uint64_t)run->accumulation * (uint64_t)m->B;
+    return true;
+}
+
+enum { SKIPS_TO_STOP = 5 };  // updates in a row that were not finite: it will not mend itself
+
+// Trains from run->progress to --steps. Returns the program's exit code.
+static int train(Model *m, Run *run) {
+    const Options *o = &run->options;
+    Progress *progress = &run->progress;
+    Log log;
+    int N = m->B * m->config.seq, skips = 0, status = 0;
+    int64_t saved = run->resumes ? progress->step : -1;
+    Batch batch = {allocate((size_t)m->config.seq + 1, sizeof(int), "a window"), allocate((size_t)N, sizeof(int), "a batch"),
+                   allocate((size_t)N, sizeof(int), "a batch")};
+    if (!log_open(&log, o->out, progress->step, o->steps, o->log_every)) die_of_failure();
+    bool ok = true;
+    while (ok && progress->step < o->steps && !stop_requested && skips < SKIPS_TO_STOP) {
+        double loss, norm, start = seconds_now(), rate = schedule_rate(&run->schedule, progress->step);
+        bool skipped;
+        ok = train_step(m, run, &batch, &loss, &norm, rate, &skipped);
+        if (!ok) break;
+        int64_t step = progress->step;
+        skips = skipped ? skips + 1 : 0;
+        log_step(&log, step, loss, norm, rate, seconds_now() - start, (double)N * run->accumulation, skipped);
+        bool last = step == o->steps;
+        if (run->val.count && (last || (o->val_every && step % o->val_every == 0))) {
+            ok = validate(m, run, &batch, &loss);
+            if (ok) log_validation(&log, step, loss);
+        }
+        if (o->sample_every && step % o->sample_every == 0 && m->config.vocab == BYTE_VOCAB) {
+            log_break(&log);
+            generate(m, o, *o->prompt ? o->prompt : "\n", step, stdout);
+        }
+        if (o->save_every && step % o->save_every == 0 && !last && skips == 0) {
+            if (checkpoint_save(o->out, m->config, o, *progress, m->state)) saved = step;
+            else warn("%s; training goes on", error_text);
+        }
+    }
+    log_break(&log);
+    if (!ok) {
+        fprintf(stderr, "error: %s\n", error_text);
+        status = 1;
+    }
+    if (skips == SKIPS_TO_STOP) {
+        fprintf(stderr, "error: %d updates in a row had a loss or gradient that is not finite and were skipped; the weights are as before "
+                "them; a smaller --lr or another --seed may help\n", skips);
+        status = 1;
+    }
+    if (progress->step > saved) {
+        if (!checkpoint_save(o->out, m->config, o, *progress, m->state)) die_of_failure();
+        printf("saved %s/ckpt-%08lld\n", o->out, (long long)progress->step);
+    }
+    if (stop_requested) {
+        printf("stopped by a signal after step %lld; to go on: ./train_gpt2 --out %s --resume auto\n", (long long)progress->step, o->out);
+        status = 128 + stop_requested;
+    }
+    if (progress->skipped) printf("%lld updates were skipped because they were not finite\n", (long long)progress->skipped);
+    fclose(log.jsonl);
+    free(batch.window);
+    free(batch.inputs);
+    free(batch.targets);
+    return status;
+}
+
+#ifndef GPT2_NO_MAIN  // test_gpt2.c and dev/bench_gpt2.c include this file and have a main of their own
+int main(int argc, char **argv) {
+    static Run run;
+    Model model;
+    char arithmetic[128];
+    int status = 0;
+    if (!run_setup(&run, argc, argv)) die_of_failure();
+    const Options *o = &run.options;
+    if (run.config.channels / run.config.heads > MAX_HS)
+        die("a head has %d channels (--channels / --heads); at most %d are supported", run.config.channels / run.config.heads, MAX_HS);
+    if (*o->prompt && run.config.vocab != BYTE_VOCAB)
+        die("--prompt needs a model of bytes (257 tokens); this one has %d tokens, whose tokenizer is not part of this program", run.config.vocab);
+    bool training = run.trains || o->dry_run;
+    size_t memory = model_plan(&model, run.config, training ? (int)o->batch : 1, training);
+    products_start(arithmetic, sizeof arithmetic);
+    if (training) run_print(&run, memory, arithmetic);
+    if (o->dry_run) return 0;
+    if (run.trains && !run_claim_output(&run)) die_of_failure();
+    model_allocate(&model, training);
+    if (!*run.start_from) gpt_init(run.config, model.state.weights, (uint64_t)o->seed);
+    else if (!checkpoint_load_weights(run.start_from, run.config, model.state.weights)) die_of_failure();
+    if (run.resumes && run.trains && !checkpoint_load_optimizer(run.start_from, run.config, model.state.m, model.state.v)) die_of_failure();
+    catch_signals();
+    if (run.trains) status = train(&model, &run);
+    if (*o->prompt && !stop_requested && !status) generate(&model, o, o->prompt, run.progress.step, stdout);
+    model_free(&model);
+    data_close(&run.train);
+    data_close(&run.val);
+    return status;
+}
+#endif

@@ -58,20 +58,23 @@ static void products_start(char *name, size_t size) {
 #else
 
 // Cache blocks, after Goto and van de Geijn, "Anatomy of high-performance matrix multiplication" (2008): a panel of B,
-// KC x NR, stays in the first-level cache, a block of A, MC x KC, in the second.
-enum { KC = 256, MC = 16 * MR, NC = 64 * NR, PACKED = MC * KC + KC * NC };
-static float *packed_blocks;  // PACKED floats for each thread
+// KC x NR, stays in the first-level cache, MC x KC elements of A in the second. B is copied into panels; A is read where
+// it lies, which measured faster than copying it, but for a last panel of fewer than MR rows.
+enum { KC = 256, MC = 16 * MR, NC = 64 * NR, PACKED = KC * NC + KC * MR };
+static float *packed_panels;  // PACKED floats for each thread
 
-// c (rows, columns) (+)= a (kc, MR)ᵀ b (kc, NR), both packed; rows <= MR, columns <= NR.
-static void product_block(int kc, const float *a, const float *b, float *c, size_t ldc, int rows, int columns, bool add) {
+// c (rows, columns) (+)= a (MR, kc) b (kc, NR); rows <= MR, columns <= NR. Element (i, k) of a is a[i * a_row + k * a_step].
+static void product_block(int kc, const float *a, size_t a_row, size_t a_step, const float *b, float *c, size_t ldc,
+                          int rows, int columns, bool add) {
     Vector sum[MR][2];
     memset(sum, 0, sizeof sum);
     for (int k = 0; k < kc; k++) {
         Vector b0 = *(const Vector *)(b + k * NR), b1 = *(const Vector *)(b + k * NR + VECTOR);
 #pragma GCC unroll 16
         for (int i = 0; i < MR; i++) {
-            sum[i][0] += a[k * MR + i] * b0;
-            sum[i][1] += a[k * MR + i] * b1;
+            float x = a[i * a_row + k * a_step];
+            sum[i][0] += x * b0;
+            sum[i][1] += x * b1;
         }
     }
     if (rows == MR && columns == NR) {
@@ -92,15 +95,13 @@ static void product_block(int kc, const float *a, const float *b, float *c, size
 // Copies n lines of kc elements into panels of `width` lines, (kc, width) each, the last one filled up with zeros.
 // Element k of line i is source[i * line + k * step].
 static void pack(float *out, const float *source, size_t line, size_t step, int n, int kc, int width) {
-    for (int first = 0; first < n; first += width, out += (size_t)width * kc) {
+    for (int first = 0; first < n; first += width, source += (size_t)width * line) {
         int lines = min_int(width, n - first);
-        if (line == 1)
-            for (int k = 0; k < kc; k++) memcpy(out + (size_t)k * width, source + first + k * step, (size_t)lines * sizeof(float));
-        else
-            for (int i = 0; i < lines; i++)
-                for (int k = 0; k < kc; k++) out[(size_t)k * width + i] = source[(first + i) * line + k * step];
-        for (int k = 0; lines < width && k < kc; k++)
-            memset(out + (size_t)k * width + lines, 0, (size_t)(width - lines) * sizeof(float));
+        for (int k = 0; k < kc; k++, out += width) {
+            if (line == 1) memcpy(out, source + k * step, (size_t)lines * sizeof(float));
+            else for (int i = 0; i < lines; i++) out[i] = source[i * line + k * step];
+            for (int i = lines; i < width; i++) out[i] = 0;
+        }
     }
 }
 
@@ -108,24 +109,25 @@ static void product(int M, int N, int K, const float *a, size_t lda, bool a_tran
                     bool b_transposed, float *c, size_t ldc, bool add) {
     size_t a_row = a_transposed ? 1 : lda, a_step = a_transposed ? lda : 1;
     size_t b_column = b_transposed ? ldb : 1, b_step = b_transposed ? 1 : ldb;
-    float *packed_b = packed_blocks + (size_t)omp_get_thread_num() * PACKED, *packed_a = packed_b + KC * NC;
+    float *packed_b = packed_panels + (size_t)omp_get_thread_num() * PACKED, *packed_a = packed_b + KC * NC;
     for (int j = 0; j < N; j += NC)
         for (int k = 0; k < K; k += KC) {
-            int kc = min_int(KC, K - k), nc = min_int(NC, N - j);
+            int kc = min_int(KC, K - k), nc = min_int(NC, N - j), whole = M / MR * MR;
             pack(packed_b, b + j * b_column + k * b_step, b_column, b_step, nc, kc, NR);
-            for (int i = 0; i < M; i += MC) {
-                int mc = min_int(MC, M - i);
-                pack(packed_a, a + i * a_row + k * a_step, a_row, a_step, mc, kc, MR);
+            if (whole < M) pack(packed_a, a + whole * a_row + k * a_step, a_row, a_step, M - whole, kc, MR);
+            for (int i = 0; i < M; i += MC)
                 for (int jr = 0; jr < nc; jr += NR)
-                    for (int ir = 0; ir < mc; ir += MR)
-                        product_block(kc, packed_a + (size_t)ir * kc, packed_b + (size_t)jr * kc, c + (i + ir) * ldc + j + jr,
-                                      ldc, min_int(MR, mc - ir), min_int(NR, nc - jr), add || k > 0);
-            }
+                    for (int ir = i; ir < min_int(M, i + MC); ir += MR) {
+                        bool edge = ir == whole;
+                        product_block(kc, edge ? packed_a : a + ir * a_row + k * a_step, edge ? 1 : a_row, edge ? MR : a_step,
+                                      packed_b + (size_t)jr * kc, c + ir * ldc + j + jr, ldc, min_int(MR, M - ir),
+                                      min_int(NR, nc - jr), add || k > 0);
+                    }
         }
 }
 
 static void products_start(char *name, size_t size) {
-    packed_blocks = allocate((size_t)omp_get_max_threads() * PACKED, sizeof(float), "blocks of matrices");
+    packed_panels = allocate((size_t)omp_get_max_threads() * PACKED, sizeof(float), "panels of matrices");
     snprintf(name, size, "in fp32 with own loops (vectors of %d floats), %d threads", VECTOR, omp_get_max_threads());
 }
 

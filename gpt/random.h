@@ -46,6 +46,7 @@ static inline uint64_t random_below(Random4 r, uint64_t n) {
 
 // out[i] = std * N(0, 1) for i in [0, count), by Box and Muller's transform: two uniforms make two normals.
 static inline void random_normal(float *out, size_t count, float std, uint64_t seed, uint32_t purpose, uint32_t step) {
+#pragma omp parallel for
     for (size_t i = 0; i < count; i += 4) {
         Random4 r = random4(seed, purpose, step, i / 4);
         for (size_t j = 0; j < 4 && i + j < count; j++) {

@@ -162,6 +162,20 @@ static inline float exp_fast(float x) {
     return p * power.value;
 }
 
+// The largest of x (n) and `max`, in lanes: compilers turn one running maximum into vector instructions only if told that
+// no number is NaN. A NaN is passed over.
+static inline float largest(const float *x, int n, float max) {
+    float lane[16];
+    int i = 0;
+    for (int k = 0; k < 16; k++) lane[k] = max;
+    for (; i + 16 <= n; i += 16)
+#pragma omp simd
+        for (int k = 0; k < 16; k++) lane[k] = x[i + k] > lane[k] ? x[i + k] : lane[k];
+    for (; i < n; i++) lane[0] = x[i] > lane[0] ? x[i] : lane[0];
+    for (int k = 1; k < 16; k++) lane[0] = lane[k] > lane[0] ? lane[k] : lane[0];
+    return lane[0];
+}
+
 // out (N, C) = wte[token] + wpe[position]. tokens (B, T), wte (V, C), wpe (T, C).
 static void embedding_forward(float *out, const int *tokens, const float *wte, const float *wpe, int B, int T, int C) {
 #pragma omp parallel for
@@ -293,9 +307,7 @@ static void gelu_backward(float *dx, const float *dout, const float *x, size_t c
 static void crossentropy(float *losses, float *logits, const int *targets, int N, int V, float dscale) {
 #pragma omp parallel for
     for (int n = 0; n < N; n++) {
-        float *row = logits + (size_t)n * V, max = -FLT_MAX, sum = 0, at_target = row[targets[n]];
-#pragma omp simd reduction(max : max)
-        for (int v = 0; v < V; v++) max = row[v] > max ? row[v] : max;
+        float *row = logits + (size_t)n * V, max = largest(row, V, -FLT_MAX), sum = 0, at_target = row[targets[n]];
         if (dscale == 0) {
 #pragma omp simd reduction(+ : sum)
             for (int v = 0; v < V; v++) sum += exp_fast(row[v] - max);
@@ -386,10 +398,8 @@ static void attention_forward(float *out, float *lse, const float *qkv, int B, i
                     tile_product(s, q, W, 1, kt, TILE, TILE, W);  // s = q kᵀ
 
                     for (int i = 0; i < q_rows; i++) {  // the online softmax: s becomes exp(s - m)
-                        float *row = s + i * TILE, m_new = m[i], sum = 0;
                         int seen = keys_seen(q0 + i, k0);
-#pragma omp simd reduction(max : m_new)
-                        for (int j = 0; j < seen; j++) m_new = row[j] > m_new ? row[j] : m_new;
+                        float *row = s + i * TILE, m_new = largest(row, seen, m[i]), sum = 0;
 #pragma omp simd reduction(+ : sum)
                         for (int j = 0; j < seen; j++) sum += row[j] = exp_fast(row[j] - m_new);
                         for (int j = seen; j < TILE; j++) row[j] = 0;
@@ -861,6 +871,7 @@ int main(int argc, char **argv) {
     if (run.resumes && run.trains && !checkpoint_load_optimizer(run.start_from, run.config, model.state.m, model.state.v)) die_of_failure();
     catch_signals();
     if (run.trains) status = train(&model, &run);
+    if (run.trains && *o->prompt) putchar('\n');
     if (*o->prompt && !stop_requested && !status) generate(&model, o, o->prompt, run.progress.step, stdout);
     model_free(&model);
     data_close(&run.train);

@@ -24,7 +24,7 @@ typedef struct { const char *name; int layers, heads, channels, seq; } GptPreset
 
 // tiny learns letters within minutes on a laptop. The others are GPT-2's own sizes and one smaller, named by depth.
 static const GptPreset gpt_presets[] = {
-    {"tiny", 4, 4, 128, 128},  {"d6", 6, 6, 384, 1024},    {"d12", 12, 12, 768, 1024},
+    {"tiny", 4, 3, 96, 128},   {"d6", 6, 6, 384, 1024},    {"d12", 12, 12, 768, 1024},
     {"d24", 24, 16, 1024, 1024}, {"d36", 36, 20, 1280, 1024}, {"d48", 48, 25, 1600, 1024},
 };
 enum { GPT_PRESETS = sizeof gpt_presets / sizeof *gpt_presets };

@@ -25,10 +25,10 @@
     OPTION(INT, seq, "t", "0", 0, 16777216, "", "T, tokens in a sequence; 0: as --model says")                         \
     OPTION(INT, vocab, "", "0", 0, 16777216, "", "V, tokens known; 0: 257 for text, what a shard says, or 50257")      \
     GROUP("Optimization", 1)                                                                                           \
-    OPTION(INT, steps, "x", "2000", 0, 1000000000000, "", "updates in the whole run; 0: train nothing")                \
-    OPTION(INT, batch, "b", "16", 1, 1048576, "", "B, sequences computed at once")                                     \
+    OPTION(INT, steps, "x", "5000", 0, 1000000000000, "", "updates in the whole run; 0: train nothing")                \
+    OPTION(INT, batch, "b", "8", 1, 1048576, "", "B, sequences computed at once")                                      \
     OPTION(INT, total_batch, "d", "0", 0, 1000000000000, "", "tokens in an update, accumulated; 0: B times T")         \
-    OPTION(REAL, lr, "l", "0.002", 0, 1000, "", "learning rate at its peak")                                           \
+    OPTION(REAL, lr, "l", "0", 0, 1000, "", "learning rate at its peak; 0: 0.384 / C, 0.004 for tiny and 0.0005 for d12")  \
     OPTION(TEXT, lr_schedule, "k", "cosine", 0, 0, "cosine|linear|constant|wsd", "its shape after the warm-up")        \
     OPTION(INT, warmup, "u", "100", 0, 1000000000, "", "steps of warm-up; not given: a tenth of the steps at most")    \
     OPTION(REAL, lr_final, "q", "0.05", 0, 1, "", "the learning rate at the end, as a fraction of the peak")           \
@@ -38,14 +38,14 @@
     OPTION(REAL, eps, "", "1e-8", 1e-16, 1, "", "AdamW's epsilon")                                                     \
     OPTION(REAL, grad_clip, "", "1", 0, 1e9, "", "largest norm of the gradient; 0: no limit")                          \
     OPTION(INT, seed, "", "1337", 0, 9007199254740991, "", "decides initial weights, shuffling and sampling")          \
-    GROUP("Reports and checkpoints", 1)                                                                                \
+    GROUP("Reports", 1)                                                                                                \
     OPTION(INT, log_every, "", "10", 1, 1000000000, "", "keep a line on the terminal every so many steps")             \
     OPTION(INT, val_every, "v", "250", 0, 1000000000, "", "validate every so many steps; 0: only at the end")          \
     OPTION(INT, val_steps, "m", "20", 0, 1000000000, "", "batches in a validation; 0: all of the validation data")     \
     OPTION(INT, sample_every, "s", "0", 0, 1000000000, "", "write a sample every so many steps; 0: never")             \
     OPTION(INT, save_every, "n", "500", 0, 1000000000, "", "save a checkpoint every so many steps; 0: only at the end") \
     OPTION(INT, keep, "nk", "3", 0, 1000000000, "", "newest checkpoints to keep; 0: all")                              \
-    GROUP("This run", 0)                                                                                               \
+    GROUP("Run", 0)                                                                                                    \
     OPTION(TEXT, out, "o", "run", 0, 0, "", "folder for checkpoints and log.jsonl")                                    \
     OPTION(TEXT, resume, "y", "no", 0, 0, "", "auto: go on from the newest checkpoint in --out; or a checkpoint's folder") \
     OPTION(FLAG, dry_run, "", "0", 0, 1, "", "print parameters, memory, disk and steps, and stop")                     \
@@ -245,15 +245,23 @@ static inline void options_print(FILE *file, const Options *o, int width) {
     for (int i = 0; i < OPTION_ROWS; i++) {
         const OptionRow *row = &option_rows[i];
         if (row->group) {
-            column = fprintf(file, "%s%-14.*s", i ? "\n" : "", (int)strcspn(row->group, " "), row->group) - (i > 0);
+            fprintf(file, "%s%-12s", i ? "\n" : "", row->group);
+            column = 12;
             continue;
         }
-        char dashed[32], value[1024];
+        char dashed[32], value[1024], *item = NULL;
+        size_t length = 0;
         option_text(o, row, value, sizeof value);
-        if (!*value) continue;
-        int length = (int)(strlen(option_dashed(row, dashed)) + strlen(value)) + 3;
-        if (column + length > width) column = fprintf(file, "\n%-14s", "") - 1;
-        column += fprintf(file, "%s %s  ", dashed, value);
+        if (!*value || (row->type == OPTION_FLAG && !strcmp(value, "false"))) continue;
+        FILE *text = open_memstream(&item, &length);
+        if (!text) die("out of memory: the printed configuration");
+        fprintf(text, "  %s ", option_dashed(row, dashed));
+        if (strpbrk(value, " \t\r\n\"")) json_write_string(text, value);
+        else fputs(value, text);
+        fclose(text);
+        if (column > 12 && column + (int)length > width) column = fprintf(file, "\n%-12s", "") - 1;
+        column += fprintf(file, "%s", item);
+        free(item);
     }
     fputc('\n', file);
 }

@@ -167,6 +167,7 @@ static inline bool run_setup(Run *run, int argc, char **argv) {
                     (long long)o->total_batch, (long long)o->batch, run->config.seq, (long long)batch_tokens);
     run->accumulation = (int)(o->total_batch / batch_tokens);
     if (!o->given[OPTION_warmup] && !run->resumes && o->warmup > o->steps / 10) o->warmup = o->steps / 10;
+    if (o->lr == 0) o->lr = 0.384 / run->config.channels;  // close to GPT-3's choices from 125 million parameters on
     Schedule schedule = {o->lr_schedule, o->lr, o->lr_final, o->warmup, o->steps};
     run->schedule = schedule;
     o->layers = run->config.layers, o->heads = run->config.heads, o->channels = run->config.channels;
@@ -201,7 +202,7 @@ static inline void run_print(const Run *run, size_t memory, const char *arithmet
     printf("computes      %s\n", arithmetic);
     printf("memory        %.1f MiB\n", (double)memory / 1048576);
     if (run->train.count) {
-        printf("disk          %.1f MiB: up to %.0f checkpoints of %.1f MiB\n", saves * checkpoint / 1048576, saves, checkpoint / 1048576);
+        printf("disk          %.1f MiB: up to %.0f checkpoint%s of %.1f MiB\n", saves * checkpoint / 1048576, saves, saves == 1 ? "" : "s", checkpoint / 1048576);
         double tokens = (double)o->steps * (double)o->total_batch, train = (double)(run->train.end - run->train.begin);
         printf("data          %zu tokens to train on in %d file%s, %zu to validate\n", run->train.end - run->train.begin,
                run->train.count, run->train.count == 1 ? "" : "s", run->val.count ? run->val.end - run->val.begin : 0);

@@ -1,0 +1,46 @@
+#!/usr/bin/env bash
+#
+# Trains a small GPT from scratch, in about two minutes on two cores, and lets it write.
+#
+# Usage: make demo                      builds train_gpt2 first
+#        scripts/demo.sh [OPTION...]    with options of train_gpt2 in addition: scripts/demo.sh --steps 20000
+#
+# The text is Tiny Shakespeare, downloaded by scripts/get_data.sh, or, where there is no network, the source files of
+# this repository. The run goes to runs/demo, or to runs/demo-2 and so on if that exists: nothing is written over.
+
+set -uo pipefail
+cd "$(dirname "$0")/.." || exit 1
+
+trained() { compgen -G "$1/ckpt-*" >/dev/null; }
+
+[ -x train_gpt2 ] || { echo 'demo.sh: there is no ./train_gpt2 yet; make demo builds it and comes back here.' >&2; exit 1; }
+
+data=${DATA_DIR:-data}/tinyshakespeare.txt
+prompt=$'ROMEO:\n'
+scripts/get_data.sh tinyshakespeare
+status=$?
+if [ $status -ge 128 ]; then exit $status; fi  # interrupted
+if [ $status != 0 ]; then
+    echo 'Tiny Shakespeare could not be fetched (see above), so the model learns from the source files of this repository instead.'
+    data='{*.c,*.cu,*.cuh,gpt/*,data/*.c,dev/*.c,tests/*.c,scripts/*.sh,tests/*.sh}'
+    prompt=$'static void '
+fi
+
+out=runs/demo
+for ((n = 2; n < 1000; n++)); do
+    trained $out || break
+    out=runs/demo-$n
+done
+
+echo
+echo "Training on $data. Ctrl-C stops after the current step, saves, and says how to go on."
+echo
+./train_gpt2 --data "$data" --out "$out" --val-every 1000 --val-steps 0 --log-every 100 --prompt "$prompt" --tokens 500 "$@" || exit
+
+cat <<TEXT
+
+The model is in $out. What to try next:
+  ./train_gpt2 --model $out --prompt "To be" --tokens 1000      let it write more (--temperature, --top-k, --seed)
+  ./train_gpt2 --data mybook.txt --out runs/mybook              train on your own text
+  ./train_gpt2 --help                                           all options; the README has more
+TEXT

@@ -1,0 +1,102 @@
+#!/usr/bin/env bash
+#
+# Runs every test that this machine can run; what it cannot run is skipped, with the reason.
+#
+# Usage: tests/run.sh              all of them: make test
+#        tests/run.sh sanitized    only those built with sanitizers: make asan
+#        TEST_SEED=N tests/run.sh  with the random inputs of a run that printed this seed
+#
+# Each test prints "ok - NAME", "not ok - NAME: reason" or "skip - NAME: reason". The last line is the sum; the exit
+# status is 1 if any failed.
+
+set -uo pipefail
+cd "$(dirname "$0")/.." || exit 1
+
+only=${1-all}
+log=build/tests.log
+mkdir -p build
+: >"$log"
+have() { command -v "$1" >/dev/null 2>&1; }
+report() { printf '%s\n' "$*" | tee -a "$log"; }
+skip() { report "skip - $1: $2"; }
+
+# Runs a command that prints test lines, under a title. One that fails without naming a test counts as a failed test.
+suite() {
+    local title=$1 failed; shift
+    failed=$(grep -c '^not ok' "$log")
+    report "# $title"
+    "$@" 2>&1 | tee -a "$log"
+    if [ "${PIPESTATUS[0]}" != 0 ] && [ "$(grep -c '^not ok' "$log")" = "$failed" ]; then
+        report "not ok - $title: it ended with an error"
+    fi
+}
+
+# A check that is one test: prints its output only if it fails.
+check() {
+    local name=$1 output; shift
+    if output=$("$@" 2>&1); then report "ok - $name"; else report "not ok - $name: $output"; fi
+}
+
+# Builds programs with the given settings of the Makefile, warnings being errors.
+build() {
+    local name=$1; shift
+    check "builds without a warning: $name" make -s WARNINGS='-Wall -Wextra -Werror' "$@"
+}
+
+compilers=''
+for compiler in gcc clang; do
+    if have $compiler; then compilers+=" $compiler"; else skip "$compiler" "it is not installed"; fi
+done
+[ -n "$compilers" ] || { report "not ok - compilers: neither gcc nor clang was found"; exit 1; }
+
+if [ "$only" = all ]; then
+    for compiler in $compilers; do
+        for header in gpt/*.h; do
+            check "$header alone, $compiler, C11" "$compiler" -std=c11 -D_GNU_SOURCE -fopenmp-simd -Wall -Wextra -Werror \
+                -Wno-unused-function -Wno-unused-variable -Wno-unknown-pragmas -fsyntax-only -x c "$header"
+            check "$header alone, $compiler, C++17" "$compiler" -std=c++17 -D_GNU_SOURCE -fopenmp-simd -Wall -Wextra -Werror \
+                -Wno-unused-function -Wno-unused-variable -Wno-unknown-pragmas -fsyntax-only -x c++ "$header"
+        done
+        v=build/$compiler-own
+        build "$compiler, own matrix products" CC="$compiler" BLAS=0 "$v"/{train_gpt2,test_gpt2,bench_gpt2,test_host,tokenize}
+        suite "host library, $compiler" "$v/test_host"
+        suite "numbers, $compiler, own matrix products" "$v/test_gpt2"
+    done
+    first=${compilers# }; first=${first%% *}
+    if pkg-config --exists openblas 2>/dev/null; then
+        build "$first, OpenBLAS" CC="$first" "build/$first"/{train_gpt2,test_gpt2,bench_gpt2}
+        suite "numbers, $first, OpenBLAS" "build/$first/test_gpt2"
+    else
+        skip "numbers with OpenBLAS" "pkg-config finds no openblas (on Debian: apt-get install libopenblas-dev pkg-config)"
+    fi
+    if [ "$(uname -m)" = x86_64 ]; then  # the vector widths that ARCH=native leaves out
+        for arch in x86-64 x86-64-v3; do
+            build "$first, $arch" CC="$first" BLAS=0 ARCH=$arch VARIANT="build/$arch" "build/$arch/test_gpt2"
+            suite "numbers, $first, $arch" "build/$arch/test_gpt2"
+        done
+    else
+        skip "narrower vectors" "they are those of x86-64"
+    fi
+    suite "command line" tests/test_cli.sh "build/$first-own/train_gpt2"
+    suite "tokenize" tests/test_tokenize.sh "build/$first-own/tokenize"
+    suite "get_data.sh" tests/test_get_data.sh
+    suite "make demo" tests/test_demo.sh
+    if have python3; then suite "Transformers" python3 tests/test_transformers.py "build/$first-own/train_gpt2"
+    else skip "Transformers" "python3 is not installed"; fi
+    for script in .ci/run dev/*.sh scripts/*.sh tests/*.sh; do
+        if have shellcheck; then check "shellcheck $script" shellcheck "$script"; else skip "shellcheck $script" "it is not installed"; fi
+    done
+fi
+
+for compiler in $compilers; do
+    v=build/$compiler-own-sanitized
+    build "$compiler, sanitizers" CC="$compiler" BLAS=0 SANITIZE=address,undefined "$v"/{train_gpt2,test_gpt2,test_host,tokenize}
+    suite "host library, $compiler, sanitizers" "$v/test_host"
+    suite "numbers, $compiler, sanitizers" "$v/test_gpt2"
+    suite "command line, $compiler, sanitizers" tests/test_cli.sh "$v/train_gpt2"
+done
+
+count() { grep -c "^$1 - " "$log"; }
+if [ "$(count 'not ok')" != 0 ]; then echo '# failed:'; grep '^not ok - ' "$log"; fi
+echo "$(count ok) passed, $(count 'not ok') failed, $(count skip) skipped"
+[ "$(count 'not ok')" = 0 ]

@@ -182,6 +182,7 @@ static inline void json_write_string(FILE *file, const char *text) {
     fputc('"', file);
     for (const unsigned char *c = (const unsigned char *)text; *c; c++) {
         if (*c == '"' || *c == '\\') fprintf(file, "\\%c", *c);
+        else if (*c == '\n') fputs("\\n", file);
         else if (*c < 0x20) fprintf(file, "\\u%04x", *c);
         else fputc(*c, file);
     }

@@ -8,7 +8,7 @@
 //
 // B batch, T sequence length, C channels, L layers, NH heads, HS = C / NH head size, V vocabulary; N = B * T rows.
 // All arrays are row-major floats; a shape stands beside each. A `d` before a name means: gradient of the loss by it.
-// Every sum is taken in an order that does not depend on the number of threads, so two runs give the same bits.
+// Two runs give the same bits; with own matrix products also on another number of threads, as no sum is split over threads.
 // Host matters (options, data, checkpoints, logs) are in gpt/, which the GPU trainer shares.
 
 #include <float.h>
@@ -158,7 +158,7 @@ static inline float exp_fast(float x) {
     n -= 12582912.0f;
     float r = x - n * 0.693145752f - n * 1.42860677e-6f;  // ln 2 in two parts: the first product is exact
     float p = 1.0f + r * (1.0f + r * (0.5f + r * (1.0f / 6 + r * (1.0f / 24 + r * (1.0f / 120 + r * (1.0f / 720))))));
-    union { int32_t bits; float value; } power = {((int32_t)n + 127) << 23};
+    union { int32_t bits; float value; } power = {(int32_t)((uint32_t)((int32_t)n + 127) << 23)};
     return p * power.value;
 }
 
@@ -794,10 +794,11 @@ static int train(Model *m, Run *run) {
     Progress *progress = &run->progress;
     Log log;
     int N = m->B * m->config.seq, skips = 0, status = 0;
-    int64_t saved = run->resumes ? progress->step : -1;
+    int64_t first = progress->step, saved = run->resumes ? progress->step : -1;
     Batch batch = {allocate((size_t)m->config.seq + 1, sizeof(int), "a window"), allocate((size_t)N, sizeof(int), "a batch"),
                    allocate((size_t)N, sizeof(int), "a batch")};
     if (!log_open(&log, o->out, progress->step, o->steps, o->log_every)) die_of_failure();
+    if (first >= o->steps) printf("all of the %lld steps are done; a larger --steps trains longer\n", (long long)o->steps);
     bool ok = true;
     while (ok && progress->step < o->steps && !stop_requested && skips < SKIPS_TO_STOP) {
         double loss, norm, start = seconds_now(), rate = schedule_rate(&run->schedule, progress->step);
@@ -831,13 +832,14 @@ static int train(Model *m, Run *run) {
                 "them; a smaller --lr or another --seed may help\n", skips);
         status = 1;
     }
-    if (progress->step > saved) {
+    if (progress->step > saved && (ok || progress->step > first)) {
         if (!checkpoint_save(o->out, m->config, o, *progress, m->state)) die_of_failure();
         printf("saved %s/ckpt-%08lld\n", o->out, (long long)progress->step);
     }
     if (stop_requested) {
-        printf("stopped by a signal after step %lld; to go on: ./train_gpt2 --out %s --resume auto\n", (long long)progress->step, o->out);
-        status = 128 + stop_requested;
+        const char *quote = strpbrk(o->out, " \t*?[](){}&;$\"\\") ? "'" : "";
+        printf("stopped by a signal after step %lld; to go on: %s --out %s%s%s --resume auto\n", (long long)progress->step, run->program,
+               quote, o->out, quote);
     }
     if (progress->skipped) printf("%lld updates were skipped because they were not finite\n", (long long)progress->skipped);
     fclose(log.jsonl);
@@ -863,16 +865,21 @@ int main(int argc, char **argv) {
     size_t memory = model_plan(&model, run.config, training ? (int)o->batch : 1, training);
     products_start(arithmetic, sizeof arithmetic);
     if (training) run_print(&run, memory, arithmetic);
-    if (o->dry_run) return 0;
-    if (run.trains && !run_claim_output(&run)) die_of_failure();
+    if (o->dry_run) {
+        model_free(&model);
+        return 0;
+    }
     model_allocate(&model, training);
     if (!*run.start_from) gpt_init(run.config, model.state.weights, (uint64_t)o->seed);
     else if (!checkpoint_load_weights(run.start_from, run.config, model.state.weights)) die_of_failure();
     if (run.resumes && run.trains && !checkpoint_load_optimizer(run.start_from, run.config, model.state.m, model.state.v)) die_of_failure();
+    if (run.trains && !run_claim_output(&run)) die_of_failure();
     catch_signals();
     if (run.trains) status = train(&model, &run);
     if (run.trains && *o->prompt) putchar('\n');
     if (*o->prompt && !stop_requested && !status) generate(&model, o, o->prompt, run.progress.step, stdout);
+    if (stop_requested) status = 128 + stop_requested;
+    if (fflush(stdout) || ferror(stdout)) die("cannot write to the standard output: %s", strerror(errno));
     model_free(&model);
     data_close(&run.train);
     data_close(&run.val);

@@ -32,7 +32,7 @@ typedef struct {
 typedef struct {
     Shard *shards;
     int count;
-    int vocab;                // the largest of the shards'
+    int vocab;                // the same for all of them
     size_t begin, end;        // the part of the stream that is used
     int seq;                  // T
     uint64_t seed;
@@ -101,6 +101,8 @@ static inline void data_close(Data *data) {
     memset(data, 0, sizeof *data);
 }
 
+static inline int data_by_name(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
+
 // Opens all files of `pattern` (a file, a folder, or a glob with * ? [] {} ~) and measures the stream. To be cut with
 // data_cut before windows are read. False after fail(); data_close frees in either case.
 static inline bool data_open(Data *data, const char *pattern) {
@@ -109,7 +111,12 @@ static inline bool data_open(Data *data, const char *pattern) {
     struct stat info;
     bool exists = !stat(pattern, &info);
     if (exists && S_ISDIR(info.st_mode)) {
-        snprintf(in_folder, sizeof in_folder, "%s/*.{txt,bin}", pattern);
+        size_t length = 0;
+        for (const char *c = pattern; *c && length < sizeof in_folder - 16; c++) {
+            if (strchr("*?[]{}~\\,", *c)) in_folder[length++] = '\\';
+            in_folder[length++] = *c;
+        }
+        strcpy(in_folder + length, "/*.{txt,bin}");
         pattern = in_folder;
         exists = false;
     }
@@ -119,6 +126,7 @@ static inline bool data_open(Data *data, const char *pattern) {
     if (!single && glob(pattern, GLOB_BRACE | GLOB_TILDE, NULL, &found))
         return fail("no data file matches '%s'; --data takes a text file, a .bin shard, a folder of them or a quoted glob", pattern);
     size_t count = single ? 1 : found.gl_pathc, tokens = 0;
+    if (!single) qsort(found.gl_pathv, count, sizeof *found.gl_pathv, data_by_name);  // braces are not in order
     data->shards = (Shard *)allocate(count, sizeof(Shard), "the list of data files");
     bool ok = true;
     for (size_t i = 0; ok && i < count; i++) {
@@ -128,7 +136,10 @@ static inline bool data_open(Data *data, const char *pattern) {
         ok = data_open_shard(shard, path);
         shard->first = tokens;
         tokens += shard->tokens;
-        if (shard->vocab > data->vocab) data->vocab = shard->vocab;
+        if (ok && shard->vocab != data->shards[0].vocab)
+            ok = fail("%s has tokens of a vocabulary of %d and %s of %d, which do not mix; name the files of one kind",
+                      data->shards[0].path, data->shards[0].vocab, path, shard->vocab);
+        data->vocab = shard->vocab;
     }
     if (!single) globfree(&found);
     if (ok && !data->count) return fail("no data file matches '%s', only folders", pattern);

@@ -181,8 +181,8 @@ static inline int option_distance(const char *a, const char *b) {
 
 static inline bool option_unknown(const char *argument) {
     char dashed[32], nearest[32] = "";
-    int best = 3;
     const char *name = argument + strspn(argument, "-");
+    int best = strlen(name) > 3 ? 3 : 1 + (int)strlen(name) / 2;  // a short name is soon near to every other
     for (int i = 0; i < OPTION_ROWS; i++)
         if (!option_rows[i].group && option_distance(name, option_dashed(&option_rows[i], dashed)) < best) {
             best = option_distance(name, dashed);

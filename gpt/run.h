@@ -11,6 +11,7 @@
 #include "schedule.h"
 
 typedef struct {
+    const char *program;         // as it was called, for messages
     Options options;
     GptConfig config;
     bool trains;                 // has data and steps to do
@@ -27,7 +28,11 @@ typedef struct {
 
 static volatile sig_atomic_t stop_requested;
 
-static void stop_on_signal(int signal_number) { stop_requested = signal_number; }
+static void stop_on_signal(int signal_number) {
+    stop_requested = signal_number;
+    signal(SIGINT, SIG_DFL);
+    signal(SIGTERM, SIG_DFL);
+}
 
 static inline void catch_signals(void) {
     struct sigaction action;
@@ -56,12 +61,15 @@ static inline bool run_find_resume(Run *run) {
     while (checkpoint_newest(o->out, INT64_MAX, run->start_from)) {
         run->resumes = checkpoint_read_manifest(run->start_from, &run->progress, o);
         if (run->resumes) return true;
-        char aside[PATH_SIZE + 16];
+        char aside[PATH_SIZE + 32];
         snprintf(aside, sizeof aside, "%s.damaged", run->start_from);
-        if (o->dry_run || rename(run->start_from, aside)) return false;
+        for (int n = 2; !access(aside, F_OK); n++) snprintf(aside, sizeof aside, "%s.damaged-%d", run->start_from, n);
+        if (o->dry_run) return false;
+        if (rename(run->start_from, aside)) return fail("%s, and it cannot be renamed: %s", error_text, strerror(errno));
         warn("%s; it is set aside as %s, and the checkpoint before it is used", error_text, aside);
     }
     *run->start_from = 0;
+    memset(&run->progress, 0, sizeof run->progress);
     return true;
 }
 
@@ -114,17 +122,18 @@ static inline bool run_find_shape(Run *run) {
 
 static inline bool run_open_data(Run *run) {
     Options *o = &run->options;
-    int vocab_needed;
     if (!data_open(&run->train, o->data)) return false;
     size_t tokens = run->train.end, held_out = (size_t)((double)tokens * o->val_fraction);
+    int vocab = run->train.vocab;
     if (*o->val_data) {
         if (!data_open(&run->val, o->val_data)) return false;
         held_out = 0;
+        if (run->val.vocab != vocab)
+            return fail("--data has tokens of a vocabulary of %d and --val-data of %d; both need the same tokenizer", vocab, run->val.vocab);
     } else if (held_out && !data_open(&run->val, o->data)) return false;
-    vocab_needed = run->train.vocab > run->val.vocab ? run->train.vocab : run->val.vocab;
-    if (!run->config.vocab) run->config.vocab = vocab_needed;
+    if (!run->config.vocab) run->config.vocab = vocab;
     // Bytes mean something only to a byte model: text for another vocabulary would train nonsense.
-    bool text = vocab_needed == BYTE_VOCAB;
+    bool text = vocab == BYTE_VOCAB;
     if (text && run->config.vocab < BYTE_VOCAB)
         return fail("--vocab %d is too small for %s, whose bytes need %d", run->config.vocab, o->data, BYTE_VOCAB);
     if (text && run->resumes == false && *run->start_from && run->config.vocab != BYTE_VOCAB)
@@ -140,6 +149,7 @@ static inline bool run_open_data(Run *run) {
 // Reads the command line and everything it names. False after fail(): one sentence says what is wrong. Exits for --help.
 static inline bool run_setup(Run *run, int argc, char **argv) {
     memset(run, 0, sizeof *run);
+    run->program = argv[0];
     Options *o = &run->options;
     for (int i = 1; i < argc; i++)
         if (!strcmp(argv[i], "--help") || !strcmp(argv[i], "-h")) {
@@ -148,6 +158,7 @@ static inline bool run_setup(Run *run, int argc, char **argv) {
         }
     options_defaults(o);
     if (!options_parse(o, argc, argv)) return false;
+    if (!*o->out) return fail("--out is empty; it names the folder for checkpoints and log.jsonl");
     if (o->steps == 0 && !*o->prompt && !o->dry_run)
         return fail("--steps 0 trains nothing; add --prompt TEXT to write with a model");
     if (!run_find_resume(run) || !run_find_shape(run)) return false;
@@ -165,6 +176,9 @@ static inline bool run_setup(Run *run, int argc, char **argv) {
     if (o->total_batch % batch_tokens)
         return fail("--total-batch %lld is no multiple of --batch times --seq, %lld x %d = %lld; choose one that is",
                     (long long)o->total_batch, (long long)o->batch, run->config.seq, (long long)batch_tokens);
+    if (o->total_batch / batch_tokens > INT32_MAX)
+        return fail("--total-batch %lld is %lld batches of %lld tokens; at most %d can be accumulated", (long long)o->total_batch,
+                    (long long)(o->total_batch / batch_tokens), (long long)batch_tokens, INT32_MAX);
     run->accumulation = (int)(o->total_batch / batch_tokens);
     if (!o->given[OPTION_warmup] && !run->resumes && o->warmup > o->steps / 10) o->warmup = o->steps / 10;
     if (o->lr == 0) o->lr = 0.384 / run->config.channels;  // close to GPT-3's choices from 125 million parameters on

@@ -119,21 +119,14 @@ nothing=http://127.0.0.1:$closed_port/ok
 
 good_sha=$(python3 -c 'import hashlib, sys; print(hashlib.sha256(open(sys.argv[1], "rb").read()).hexdigest())' "$tmp/good")
 good_bytes=300001
-failed=0 case_name='' reason=''
+. "$(dirname "$script")/../tests/lib.sh"
 
-begin() { # NAME: a new case with an empty folder
-    case_name=$1 reason=''
+new() { # NAME: a case with an empty folder
+    begin "$1"
     rm -rf "$tmp/data"; mkdir "$tmp/data"
     final=$tmp/data/tinyshakespeare.txt part=$final.part
     : >"$tmp/requests.log"
 }
-wrong() { [ -n "$reason" ] || reason=$1; } # keeps the first one
-end() {
-    if [ -z "$reason" ]; then echo "ok - $case_name"; return; fi
-    echo "not ok - $case_name: $reason"
-    failed=1
-}
-skip() { echo "skip - $1: $2"; }
 
 # A folder with links to just the named tools, to be the whole PATH.
 make_path() { # NAME TOOL...
@@ -211,68 +204,68 @@ interrupt() { # SIGNAL GROUP-OR-PROCESS STATUS PATH-NAME MIRRORS
 for tool in curl wget; do
     if [ ! -e "$tmp/path.$tool/$tool" ]; then skip "$tool" "$tool is not installed"; continue; fi
 
-    begin "$tool: plain download"
+    new "$tool: plain download"
     expect 0 $tool "$web/ok?$tool"
     is_good; requests 1; range_of_request 1 -
     end
 
-    begin "$tool: 404, then a good mirror"
+    new "$tool: 404, then a good mirror"
     expect 0 $tool "$web/404?$tool $web/ok?$tool"
     is_good; requests 2
     end
 
-    begin "$tool: 404 everywhere"
+    new "$tool: 404 everywhere"
     expect 3 $tool "$web/404?$tool $web/404?${tool}2"
     says 404; no_final; no_rest; requests 2
     end
 
-    begin "$tool: busy (503) once, then good"
+    new "$tool: busy (503) once, then good"
     expect 0 $tool "$web/busy?$tool"
     is_good; requests 2
     end
 
-    begin "$tool: no network"
+    new "$tool: no network"
     SECONDS=0
     expect 3 $tool "$nothing http://no-such-host.invalid/x"
     ((SECONDS < 15)) || wrong "took $SECONDS s"
     says 'No network'; no_final; no_rest
     end
 
-    begin "$tool: first mirror unreachable, second good"
+    new "$tool: first mirror unreachable, second good"
     expect 0 $tool "$nothing $web/ok?$tool"
     is_good; requests 1
     end
 
-    begin "$tool: cut off, then resumed"
+    new "$tool: cut off, then resumed"
     expect 0 $tool "$web/cutonce?$tool"
     is_good; requests 2; range_of_request 2 '[1-9][0-9]*'
     end
 
-    begin "$tool: always cut off, resumed by the next run"
+    new "$tool: always cut off, resumed by the next run"
     expect 3 $tool "$web/cut?$tool"
     says "of $good_bytes bytes"; no_final; part_is_start 50000
     expect 0 $tool "$web/ok?$tool"
     is_good; range_of_request 4 '[1-9][0-9]*'
     end
 
-    begin "$tool: wrong content"
+    new "$tool: wrong content"
     expect 4 $tool "$web/wrong?$tool"
     says "$good_sha"; no_final; no_rest; requests 1
     end
 
-    begin "$tool: wrong size"
+    new "$tool: wrong size"
     expect 4 $tool "$web/short?$tool"
     says "expected $good_bytes bytes"; no_final; no_rest
     end
 
-    begin "$tool: wrong content, then a good mirror"
+    new "$tool: wrong content, then a good mirror"
     expect 0 $tool "$web/wrong?$tool $web/ok?$tool"
     is_good; requests 2; range_of_request 2 -
     end
 
     for how in INT.group.130 TERM.process.143; do
         IFS=. read -r signal whom status <<<"$how"
-        begin "$tool: SIG$signal, then resumed"
+        new "$tool: SIG$signal, then resumed"
         interrupt "$signal" "$whom" "$status" $tool "$web/hang?$tool$signal"
         says resume; no_final; part_is_start 100000
         expect 0 $tool "$web/hang?$tool$signal"
@@ -280,31 +273,31 @@ for tool in curl wget; do
         end
     done
 
-    begin "$tool: corrupt .part is replaced"
+    new "$tool: corrupt .part is replaced"
     head -c 1000 "$tmp/bad" >"$part"
     expect 0 $tool "$web/ok?$tool"
     is_good; requests 2; range_of_request 1 1000; range_of_request 2 -
     end
 
-    begin "$tool: corrupt .part and a wrong mirror"
+    new "$tool: corrupt .part and a wrong mirror"
     head -c 1000 "$tmp/bad" >"$part"
     expect 4 $tool "$web/wrong?$tool"
     no_final; no_rest; requests 2; range_of_request 2 -
     end
 
-    begin "$tool: too long .part is discarded"
+    new "$tool: too long .part is discarded"
     cat "$tmp/good" "$tmp/good" >"$part"
     expect 0 $tool "$web/ok?$tool"
     is_good; requests 1; range_of_request 1 -
     end
 
-    begin "$tool: server without Range"
+    new "$tool: server without Range"
     head -c 1000 "$tmp/good" >"$part"
     expect 0 $tool "$web/norange?$tool"
     is_good
     end
 
-    begin "$tool: two runs at once"
+    new "$tool: two runs at once"
     launch $tool "$web/slow?$tool" & other=$!
     for ((i = 0; i < 50; i++)); do [ -d "$final.lock" ] && break; sleep 0.1; done
     expect 0 $tool "$web/slow?$tool"
@@ -317,7 +310,7 @@ done
 tool=curl; [ -e "$tmp/path.curl/curl" ] || tool=wget
 if [ ! -e "$tmp/path.$tool/$tool" ]; then skip rest 'neither curl nor wget is installed'; exit "$failed"; fi
 
-begin 'stalled connection is given up and resumed'
+new 'stalled connection is given up and resumed'
 SECONDS=0 # the server would hold it for 25 s
 expect 0 $tool "$web/hang?stall"
 ((SECONDS < 20)) || wrong "took $SECONDS s"
@@ -325,18 +318,18 @@ is_good; requests 2; range_of_request 2 '[1-9][0-9]*'
 end
 
 if [ $tool = curl ]; then
-    begin 'connection closed without a byte is retried'
+    new 'connection closed without a byte is retried'
     expect 0 curl "$web/reset?curl"
     is_good; requests 2
     end
 fi
 
-begin 'right hash, but not the expected size'
+new 'right hash, but not the expected size'
 good_bytes=300002 expect 4 $tool "$web/ok?size"
 says 'expected 300002 bytes'; no_final; no_rest
 end
 
-begin 'valid file: no network used'
+new 'valid file: no network used'
 cp "$tmp/good" "$final"
 expect 0 $tool "$web/ok?valid"
 requests 0; is_good
@@ -344,38 +337,38 @@ grep -q 'already there' "$tmp/out" || wrong 'it does not say that the file is th
 expect 0 none "$nothing"
 end
 
-begin 'complete .part: no network used'
+new 'complete .part: no network used'
 cp "$tmp/good" "$part"
 expect 0 $tool "$web/ok?complete"
 requests 0; is_good
 end
 
-begin 'other content under the final name is kept'
+new 'other content under the final name is kept'
 echo 'my own text' >"$final"
 expect 6 $tool "$web/ok?other"
 says 'move it away'; requests 0; no_lock
 [ "$(cat "$final")" = 'my own text' ] || wrong 'the file was changed'
 end
 
-begin 'same size, other content is kept'
+new 'same size, other content is kept'
 cp "$tmp/bad" "$final"
 expect 6 $tool "$web/ok?other"
 says "$good_sha"; requests 0
 cmp -s "$tmp/bad" "$final" || wrong 'the file was changed'
 end
 
-begin 'neither curl nor wget'
+new 'neither curl nor wget'
 expect 5 none "$web/ok?none"
 says 'curl nor wget'; no_final; no_rest
 end
 
-begin 'no SHA-256 tool'
+new 'no SHA-256 tool'
 expect 5 nosha "$web/ok?nosha"
 says 'sha256sum nor shasum'; no_final; no_rest; requests 0
 end
 
 if [ -e "$tmp/path.shasum/shasum" ]; then
-    begin 'shasum instead of sha256sum'
+    new 'shasum instead of sha256sum'
     expect 0 shasum "$web/ok?shasum"
     is_good
     end
@@ -383,7 +376,7 @@ else
     skip 'shasum instead of sha256sum' 'shasum is not installed'
 fi
 
-begin 'folder cannot be made'
+new 'folder cannot be made'
 folder=/dev/null/x expect 6 $tool "$web/ok?folder"
 says 'Cannot create'; requests 0
 end
@@ -391,7 +384,7 @@ end
 if [ "$(id -u)" = 0 ]; then
     skip 'folder is read-only' 'root may write anywhere'
 else
-    begin 'folder is read-only'
+    new 'folder is read-only'
     chmod a-w "$tmp/data"
     expect 6 $tool "$web/ok?readonly"
     chmod u+w "$tmp/data"
@@ -399,12 +392,12 @@ else
     end
 fi
 
-begin 'folder is made if missing'
+new 'folder is made if missing'
 folder=$tmp/data/a/b expect 0 $tool "$web/ok?deep"
 cmp -s "$tmp/good" "$tmp/data/a/b/tinyshakespeare.txt" || wrong 'the file is missing or wrong'
 end
 
-begin 'wrong usage'
+new 'wrong usage'
 "$BASH" "$script" no-such-data >"$tmp/out" 2>"$tmp/err"
 rc=$?; [ $rc = 2 ] || wrong "exit status $rc instead of 2 for an unknown name"
 says usage
@@ -412,7 +405,7 @@ says usage
 rc=$?; [ $rc = 2 ] || wrong "exit status $rc instead of 2 for two names"
 end
 
-begin 'help'
+new 'help'
 "$BASH" "$script" --help >"$tmp/out" 2>"$tmp/err"
 rc=$?; [ $rc = 0 ] || wrong "exit status $rc"
 grep -q Usage "$tmp/out" || wrong 'no usage text'

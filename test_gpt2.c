@@ -69,7 +69,8 @@ static void *keep(void *base, size_t floats) {  // until release(), at the lates
 static double *doubles(size_t count) { return keep(allocate(count, sizeof(double), "a test"), 0); }
 static float *floats(size_t count) {  // NaN, with guards on both sides
     float *base = keep(malloc((count + 2 * GUARD + !count) * sizeof(float)), count);
-    for (size_t i = 0; i < count + 2 * GUARD; i++) base[i] = i >= GUARD && i < count + GUARD ? NAN : 1234.5f;
+    for (size_t i = 0; i < count + 2 * GUARD; i++) base[i] = 1234.5f;
+    for (size_t i = 0; i < count; i++) base[GUARD + i] = NAN;
     return base + GUARD;
 }
 static void release(void) {

@@ -9,7 +9,6 @@
 # Prints "ok - NAME", "not ok - NAME: reason" or "skip - NAME: reason" for each case; exits with 1 if any case is not ok.
 # KEEP=1 keeps the temporary folder.
 
-# shellcheck disable=SC1091,SC2154 # lib.sh is checked on its own; it sets `failed`
 set -uo pipefail
 program=$(realpath -- "${1:-./train_gpt2}")
 cd "$(dirname "$0")/.." || exit 1

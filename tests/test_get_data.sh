@@ -119,6 +119,7 @@ nothing=http://127.0.0.1:$closed_port/ok
 
 good_sha=$(python3 -c 'import hashlib, sys; print(hashlib.sha256(open(sys.argv[1], "rb").read()).hexdigest())' "$tmp/good")
 good_bytes=300001
+# shellcheck source=tests/lib.sh
 . "$(dirname "$script")/../tests/lib.sh"
 
 new() { # NAME: a case with an empty folder

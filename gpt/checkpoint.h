@@ -160,8 +160,12 @@ static inline void checkpoint_write_manifest(FILE *file, const Options *o, Progr
                 (unsigned long long)files[i].size, files[i].crc, i + 1 < CHECKPOINT_MANIFEST ? "," : "");
     fputs("  },\n  \"options\": {\n", file);
     options_write_json(file, o);
-    fputs("  }\n}\n", file);
+    fputs("  },\n", file);
 }
+
+// The last line of a manifest holds the CRC-32 of all before it.
+#define MANIFEST_END "  \"crc32\": \"%08x\"\n}\n"
+enum { MANIFEST_END_SIZE = 24 };
 
 // Writes the i-th file of a checkpoint into `folder` and syncs it.
 static inline bool checkpoint_write_file(const char *folder, int i, GptConfig c, const Options *o, Progress p, ModelState state, CheckedFile *files) {
@@ -187,6 +191,9 @@ static inline bool checkpoint_write_file(const char *folder, int i, GptConfig c,
         fclose(memory);
         checked_write(f, text, length);
         free(text);
+        char end[MANIFEST_END_SIZE + 1];
+        snprintf(end, sizeof end, MANIFEST_END, f->crc);
+        if (i == CHECKPOINT_MANIFEST) checked_write(f, end, MANIFEST_END_SIZE);
     }
     bool ok = !f->failed && !fflush(f->file) && !fsync(fileno(f->file));
     int reason = errno;
@@ -231,8 +238,13 @@ static inline Json *checkpoint_read_json(const char *path, const char *name) {
     char *text = (char *)allocate(LIMIT, 1, name);
     size_t size = fread(text, 1, LIMIT, file);
     fclose(file);
-    Json *json = size < LIMIT ? json_parse(text, size) : NULL;
-    if (!json) fail("%s is damaged: %s", file_name, size < LIMIT ? error_text : "it is far too large");
+    size_t before = size > MANIFEST_END_SIZE ? size - MANIFEST_END_SIZE : 0;
+    char end[MANIFEST_END_SIZE + 1];
+    snprintf(end, sizeof end, MANIFEST_END, crc32_update(0, text, before));
+    bool whole = size < LIMIT && (strcmp(name, checkpoint_files[CHECKPOINT_MANIFEST]) || !memcmp(text + before, end, MANIFEST_END_SIZE));
+    Json *json = whole ? json_parse(text, size) : NULL;
+    if (!whole) fail("%s is damaged: %s", file_name, size < LIMIT ? "its checksum is wrong" : "it is far too large");
+    else if (!json) fail("%s is damaged: %s", file_name, error_text);
     free(text);
     return json;
 }
@@ -256,6 +268,11 @@ static inline bool checkpoint_read_config(const char *path, GptConfig *c) {
     if (ok && ((strcmp(gelu, "gelu_new") && strcmp(gelu, "gelu_pytorch_tanh")) || inner != 4.0 * c->channels || fabs(eps - 1e-5) > 1e-9))
         ok = fail("%s holds a GPT-2 with activation %s, inner width %.0f and epsilon %g; only gelu_new, 4 C and 1e-5 can be read",
                   path, gelu, inner, eps);
+    static const struct { const char *key; bool usual; } switches[] = {
+        {"scale_attn_weights", true}, {"scale_attn_by_inverse_layer_idx", false}, {"tie_word_embeddings", true}};
+    for (int i = 0; ok && i < 3; i++)
+        if ((json_number_or(json, switches[i].key, switches[i].usual) != 0) != switches[i].usual)
+            ok = fail("%s holds a GPT-2 with %s %s, which cannot be read", path, switches[i].key, switches[i].usual ? "false" : "true");
     json_free(json);
     return ok && gpt_config_check(*c);
 }

@@ -91,6 +91,7 @@ static inline bool json_string(JsonReader *r, char **text) {
             if (close - r->at < 6 || r->at[0] != '\\' || r->at[1] != 'u') return json_error(r, "a second surrogate");
             r->at += 2;
             if (!json_hex4(r, &low)) return false;
+            if ((low & 0xFC00) != 0xDC00) return json_error(r, "a second surrogate");
             code = 0x10000 + ((code - 0xD800) << 10) + ((low - 0xDC00) & 0x3FF);
         }
         if (code == 0) return json_error(r, "no NUL inside a string");

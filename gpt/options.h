@@ -198,7 +198,7 @@ static inline bool options_parse(Options *o, int argc, char **argv) {
     for (int i = 1; i < argc; i++) {
         char name[64];
         bool is_long = !strncmp(argv[i], "--", 2);
-        const char *start = argv[i] + (is_long ? 2 : 1), *equals = is_long ? strchr(start, '=') : NULL;
+        const char *start = argv[i] + (is_long ? 2 : argv[i][0] == '-'), *equals = is_long ? strchr(start, '=') : NULL;
         snprintf(name, sizeof name, "%.*s", equals ? (int)(equals - start) : (int)strlen(start), start);
         const OptionRow *row = argv[i][0] == '-' ? option_find(name, !is_long) : NULL;
         if (!row) {
@@ -249,7 +249,7 @@ static inline void options_print(FILE *file, const Options *o, int width) {
             column = 12;
             continue;
         }
-        char dashed[32], value[1024], *item = NULL;
+        char dashed[32], value[1024] = "", *item = NULL;
         size_t length = 0;
         option_text(o, row, value, sizeof value);
         if (!*value || (row->type == OPTION_FLAG && !strcmp(value, "false"))) continue;

@@ -35,8 +35,8 @@ static inline Random4 random4(uint64_t seed, uint32_t purpose, uint32_t step, ui
     return philox4x32((uint32_t)index, (uint32_t)(index >> 32), step, purpose, (uint32_t)seed, (uint32_t)(seed >> 32));
 }
 
-// Uniform in the open interval (0, 1): 24 random bits, centred, so that neither 0 nor 1 comes out.
-static inline float random_to_uniform(uint32_t word) { return ((float)(word >> 8) + 0.5f) * (1.0f / 16777216.0f); }
+// Uniform in the open interval (0, 1): 23 random bits, centred, so that neither 0 nor 1 comes out.
+static inline float random_to_uniform(uint32_t word) { return ((float)(word >> 9) + 0.5f) * (1.0f / 8388608.0f); }
 
 // Uniform in [0, n). The bias is below n / 2^64.
 static inline uint64_t random_below(Random4 r, uint64_t n) {

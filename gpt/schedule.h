@@ -23,9 +23,9 @@ static inline double schedule_rate(const Schedule *s, long long step) {
     if (!strcmp(s->shape, "cosine")) return floor + 0.5 * (1 + cos(M_PI * done)) * (s->peak - floor);
     if (!strcmp(s->shape, "linear")) return s->peak + (floor - s->peak) * done;
     if (!strcmp(s->shape, "wsd")) {
-        // Stable for four fifths of the run, then down as 1 - sqrt(x), which Hägele et al., "Scaling laws and
+        // Stable up to four fifths of the run, then down as 1 - sqrt(x), which Hägele et al., "Scaling laws and
         // compute-optimal training beyond fixed training durations" (2024), found to end lower than a straight line.
-        double decay = 0.2 * (double)s->steps, into = (double)step - ((double)s->steps - decay);
+        double decay = fmin(0.2 * (double)s->steps, span), into = (double)step - ((double)s->steps - decay);
         return into <= 0 ? s->peak : floor + (1 - sqrt(into / decay)) * (s->peak - floor);
     }
     return s->peak;

@@ -1,9 +1,10 @@
 // Numerical test of train_gpt2.c: its functions against slow and obvious ones in double, and the whole of it against PyTorch's
 // results in tests/tiny_gpt2.safetensors. Run from the folder of this file:
 //
-//   make build/cc/test_gpt2 && build/cc/test_gpt2     all tests; with "attention" behind it those with that in their name
-//   TEST_SEED=7 build/cc/test_gpt2        with the same draws again (the seed of every run is printed)
-//   TEST_VERBOSE=1 build/cc/test_gpt2     with the time of each test, and its largest error as a part of the tolerance
+//   make build/cc/test_gpt2 && build/cc/test_gpt2     all tests
+//   build/cc/test_gpt2 attention                      those with "attention" in their name
+//   TEST_SEED=7 build/cc/test_gpt2                    with the same draws again (the seed of every run is printed)
+//   TEST_VERBOSE=1 build/cc/test_gpt2                 with times, and each test's largest error as a part of its tolerance
 //
 // One line a test: "ok - NAME", "not ok - NAME: reason" or "skip - NAME: reason"; exit status 1 if any failed.
 // Names are those of train_gpt2.c: B, T, C, L, NH, HS, V, N = B T; a `d` before a name is a gradient. Tolerances are multiples
@@ -178,7 +179,7 @@ static void ref_attention(Array out, Array lse, Array dqkv, const double *qkv, c
             double *p = allocate((size_t)T, sizeof *p, "a row"), k_max = 0, v_max = 0;
             for (int t = 0, at = b * T * stride + h * HS; t < T; t++) {
                 int row = (b * T + t) * C + h * HS, head = (b * NH + h) * T + t;
-                const double *q = qkv + at + t * stride, *k = qkv + at + C, *v = k + C, *d_o = dout + row;
+                const double *q = qkv + at + t * stride, *k = qkv + at + C, *v = k + C, *d_o = dout ? dout + row : NULL;
                 double *o = out.want + row, max = -INFINITY, s_max = 0, sum = 0, delta = 0;
                 for (int j = 0; j <= t; j++) {
                     double s = 0;
@@ -350,7 +351,8 @@ TEST(matmul) {
 TEST(exp_fast) {
     static const float beyond[] = {-87.01f, -88, -103, -1000, -1e30f, -INFINITY, 88.01f, 89, 1000, 1e30f, INFINITY};
     for (int i = 0; i < 2000000; i++) {  // anywhere, near 0, and where the power of 2 changes, which is the hardest
-        float x = (float)(i % 4 ? -87 + 175 * draw_unit() : i % 100 ? (draw_int(-125, 126) + 0.5) * M_LN2 + 1e-5 * draw_normal() : pow(2, -60 * draw_unit()));
+        double half = (draw_int(-125, 126) + 0.5) * M_LN2 + 1e-5 * draw_normal();
+        float x = (float)(i % 4 ? -87 + 175 * draw_unit() : i % 100 ? half : pow(2, -60 * draw_unit()));
         double want = exp(x);
         check_number("exp_fast", (size_t)i, exp_fast(x), want, 2 * ldexp(1, ilogb(want) - 23));  // 2 units in the last place
     }
@@ -392,7 +394,8 @@ TEST(embedding) {
     for (int i = 0; i < 60; i++) {
         int B = draw_int(1, 4), T = draw_int(1, 40), C = draw_int(1, 150), V = draw_int(1, 30), longest = T + draw_int(0, 5), add = i % 2;
         int NC = B * T * C, *tokens = draw_tokens(B * T, V);
-        Array wte = array(V * C, 1), wpe = array(longest * C, 1), out = array(NC, 0), dout = array(NC, 1), dwte = array(V * C, 1), dwpe = array(wpe.count, add);
+        Array wte = array(V * C, 1), wpe = array(longest * C, 1), out = array(NC, 0);
+        Array dout = array(NC, 1), dwte = array(V * C, 1), dwpe = array(longest * C, add);
         embedding_forward(out.x, tokens, wte.x, wpe.x, B, T, C);
         embedding_backward(dwte.x, dwpe.x, dout.x, tokens, B, T, C, longest, add);
         for (int j = 0; j < NC; j++) {
@@ -502,7 +505,8 @@ TEST(crossentropy) {
 static void check_attention(int B, int T, int NH, int HS, int kind) {
     static const double magnitudes[] = {1e-4, 1, 4, 1};  // at 4 the scores have a deviation of 16 and reach 50
     int N = B * T, C = NH * HS;
-    Array qkv = array(N * 3 * C, magnitudes[kind]), dout = array(N * C, 1), out = array(N * C, 0), lse = array(N * NH, 0), dqkv = array(N * 3 * C, 0);
+    Array qkv = array(N * 3 * C, magnitudes[kind]), out = array(N * C, 0), lse = array(N * NH, 0);
+    Array dout = array(N * C, 1), dqkv = array(N * 3 * C, 0);
     double rise = draw_int(0, 1) ? 60 : -60;  // kind 3: scores that rise, or fall, by 60 from the first key to the last
     for (int i = 0; kind == 3 && i < N * NH; i++) {
         int n = i / NH, at = n * 3 * C + i % NH * HS;
@@ -576,7 +580,8 @@ TEST(fixture) {
     Options o;
     options_defaults(&o);
     random_model(&m, (GptConfig){2, 2, C, 24, V}, B, true);
-    double *w = fixture_tensors(&m, ""), *grads = fixture_tensors(&m, "grad."), want = *fixture("loss", 1), *logits = fixture("logits", N * V), max = 0;
+    double *w = fixture_tensors(&m, ""), *grads = fixture_tensors(&m, "grad."), *logits = fixture("logits", N * V);
+    double want = *fixture("loss", 1), max = 0;
     for (size_t i = 0; i < m.parameters; i++) m.state.weights[i] = (float)w[i];
     int *tokens = fixture_tokens("input", N), *targets = fixture_tokens("target", N);
     for (int i = 0; i < 12; i++) {  // the whole batch, and accumulated in pieces of 2 and 1 sequences, and of 1; the head in chunks of rows
@@ -611,14 +616,16 @@ TEST(fixture) {
 
 // The whole model's gradient against differences of the loss in double, along random directions d of each tensor. d has length 1,
 // and grad . d = (loss(w + h d) - loss(w - h d)) / 2h but for h^2 = 10^-8 times a third derivative and 10^-15 / h of rounding. What
-// is left is the float gradient's own error, some 40 U of the tensor's gradient if all of it were to lie along d; while grad . d
-// itself is about 1 / sqrt(size) of the gradient, 1/200 or more: an error of a thousandth is seen.
+// is left is the float gradient's own error, some 40 U of the tensor's gradient if all of it were to lie along d, and more where
+// a layer norm has few channels, which may chance to be alike. grad . d itself is about 1 / sqrt(size) of the gradient, 1/200 or
+// more: an error of a thousandth is seen.
 TEST(model_gradient_by_differences) {
     static const struct { GptConfig config; int B, T; } shapes[] = {
         {{1, 3, 96, 103, 300}, 2, 100}, {{1, 1, 5, 1, 3}, 1, 1}, {{2, 5, 40, 65, 301}, 1, 65}, {{1, 2, 34, 8, 77}, 5, 7}, {{3, 1, 7, 4, 5}, 3, 2}};
     for (int i = 0; i < 5; i++) {
         Model m;
-        int B = shapes[i].B, T = shapes[i].T, V = shapes[i].config.vocab, *tokens = draw_tokens(B * T, V), *targets = draw_tokens(B * T, V);
+        int B = shapes[i].B, T = shapes[i].T, V = shapes[i].config.vocab, C = shapes[i].config.channels;
+        int *tokens = draw_tokens(B * T, V), *targets = draw_tokens(B * T, V);
         random_model(&m, shapes[i].config, B, true);
         double *w = doubles_of(m.state.weights, m.parameters), h = 1e-4, loss = whole_gradient(&m, tokens, targets, B, T, B);
         check_number("loss", (size_t)i, loss, ref_model(&m, w, tokens, targets, B, T, NULL), 10 * U * loss);
@@ -630,7 +637,7 @@ TEST(model_gradient_by_differences) {
                 for (size_t j = 0; j < size; j++) w[at + j] = m.state.weights[at + j] + (end == 0 ? h : end == 1 ? -h : 0) * d[j];
                 if (end < 2) ends[end] = ref_model(&m, w, tokens, targets, B, T, NULL);
             }
-            check_number(m.tensors[t / 2].name, (size_t)i, slope, (ends[0] - ends[1]) / (2 * h), 40 * U * norm_of(g, (int)size) + 1e-8);
+            check_number(m.tensors[t / 2].name, (size_t)i, slope, (ends[0] - ends[1]) / (2 * h), (40 + 2000.0 / C) * U * norm_of(g, (int)size) + 1e-8);
         }
         model_free(&m);
         release();
@@ -644,6 +651,11 @@ static ModelState state_of(const Model *m) {
     return (ModelState){floats_of(m->state.weights, m->parameters), floats_of(m->state.m, m->parameters), floats_of(m->state.v, m->parameters)};
 }
 
+static bool same_state(const Model *m, ModelState s) {
+    size_t bytes = m->parameters * sizeof(float);
+    return !memcmp(m->state.weights, s.weights, bytes) && !memcmp(m->state.m, s.m, bytes) && !memcmp(m->state.v, s.v, bytes);
+}
+
 // That m's state is one update by m->grads * scale after the state `before`. Rounding 1 - beta matters where beta is near 1.
 static void check_update(const Model *m, const Options *o, ModelState before, double rate, double update, double scale) {
     double error1 = 4 + 1 / (1 - o->beta1), error2 = 6 + 1 / (1 - o->beta2);
@@ -655,7 +667,8 @@ static void check_update(const Model *m, const Options *o, ModelState before, do
             double step = rate / (1 - pow(o->beta1, update)) / (sqrt(m2 / (1 - pow(o->beta2, update))) + o->eps);
             check_number("m", i, m->state.m[i], m1, m1_error);
             check_number("v", i, m->state.v[i], m2, m2 * error2 * U + 1e-44);
-            check_number("weight", i, m->state.weights[i], w - rate * decay * w - step * m1, 4 * U * fabs(w) + step * (m1_error + fabs(m1) * (error2 + 8) * U));
+            double w_error = 4 * U * fabs(w) + step * (m1_error + fabs(m1) * (error2 + 8) * U);
+            check_number("weight", i, m->state.weights[i], w - rate * decay * w - step * m1, w_error);
         }
 }
 
@@ -688,7 +701,7 @@ TEST(gradient_norm) {  // in double, whose roundings are 2^-53; all parameters c
         double sum = 0;
         random_model(&m, configs[i], 1, true);
         CHECK(m.parameters == (size_t)parameters[i], "(%zu)", m.parameters);
-        for (size_t j = 0; j < m.parameters; j++) m.grads[j] = (float)(draw_normal() * pow(10, draw_int(15, 20)));  // float's squares end at 10^38
+        for (size_t j = 0; j < m.parameters; j++) m.grads[j] = (float)(draw_normal() * pow(10, draw_int(15, 20)));  // squares beyond float
         for (size_t j = 0; j < m.parameters; j++) sum += (double)m.grads[j] * m.grads[j];
         for (size_t j = m.parameters; j % 16; j++) m.grads[j] = NAN;
         check_number("norm", (size_t)i, gradient_norm(&m), sqrt(sum), 1e-12 * sqrt(sum));
@@ -804,10 +817,11 @@ TEST(skipped_updates) {
         ModelState before = state_of(m);
         trainer_step(t, 0.01);
         updates += kind == 2;
-        CHECK(t->skipped == (kind != 2) && p->step == step + 1 && p->skipped == p->step - updates && p->samples == 2 * (uint64_t)p->step, "(step %d)", step);
-        CHECK(isfinite(t->loss) == (kind == 1 || kind == 2) && isfinite(t->norm) == (kind == 2), "(step %d: loss %g, norm %g)", step, t->loss, t->norm);
+        CHECK(isfinite(t->loss) == (kind == 1 || kind == 2) && isfinite(t->norm) == (kind == 2), "(%d: %g, %g)", step, t->loss, t->norm);
+        CHECK(t->skipped == (kind != 2) && p->step == step + 1 && p->skipped == p->step - updates, "(%d)", step);
+        CHECK(p->samples == 2 * (uint64_t)p->step, "(%d)", step);
         if (kind == 2) check_update(m, &t->run.options, before, 0.01, updates, t->norm > 1 ? 1 / t->norm : 1);
-        else CHECK(!memcmp(m->state.weights, before.weights, bytes) && !memcmp(m->state.m, before.m, bytes) && !memcmp(m->state.v, before.v, bytes));
+        else CHECK(same_state(m, before));
         if (kind != 2) memcpy(m->state.weights, good, bytes);
     }
     trainer_free(t);
@@ -876,9 +890,11 @@ TEST(generate) {
     }
     o.temperature = 1e6;  // drawn, all alike: the seed decides, and the draws differ
     unsigned char *text = written(&m, &o, "ab", &length);
-    CHECK(!memcmp(text, written(&m, &o, "ab", &same), (size_t)length) && length == same && (length < 7 || memcmp(text + 2, text + 3, 3)));
+    unsigned char *again = written(&m, &o, "ab", &same);
+    CHECK(length == same && !memcmp(text, again, (size_t)length) && (length < 7 || memcmp(text + 2, text + 3, 3)));
     o.seed++;
-    CHECK(memcmp(text, written(&m, &o, "ab", &same), (size_t)min_int(length, same)));
+    again = written(&m, &o, "ab", &same);
+    CHECK(length != same || memcmp(text, again, (size_t)length));
     model_free(&m);
 }
 
@@ -886,6 +902,10 @@ TEST(generate) {
 
 int main(int argc, char **argv) {
     static int failed, i;  // static, as longjmp leaves local ones undefined
+    if (!getenv("OMP_WAIT_POLICY")) {  // at these sizes threads mostly wait: asleep, or it takes minutes where others use the cores
+        setenv("OMP_WAIT_POLICY", "passive", 1);
+        execv("/proc/self/exe", argv);  // OpenMP reads it before main; if there is no /proc, it just goes on
+    }
     const char *given = getenv("TEST_SEED");
     const uint64_t seed = given ? strtoull(given, NULL, 10) : (uint64_t)time(NULL);
     const int threads = omp_get_max_threads();

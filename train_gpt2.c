@@ -4,12 +4,13 @@
 //   ./train_gpt2 --data book.txt                   trains a small model on a book (--help lists all options)
 //   ./train_gpt2 --model run --prompt "Once"       writes with it
 //
-//   1 matrix products    2 layers    3 flash attention    4 the model    5 AdamW    6 writing text    7 training
+//   1 matrix products    2 layers    3 flash attention    4 the model    5 AdamW    6 generating text    7 training
 //
 // B batch, T sequence length, C channels, L layers, NH heads, HS = C / NH head size, V vocabulary; N = B * T rows.
-// All arrays are row-major floats; a shape stands beside each. A `d` before a name means: gradient of the loss by it.
-// Two runs give the same bits; with own matrix products also on another number of threads, as no sum is split over threads.
-// Host matters (options, data, checkpoints, logs) are in gpt/, which the GPU trainer shares.
+// All arrays are row-major floats; a shape stands beside each. A `d` before a name means the gradient of the loss with respect
+// to it, and (+)= means = or, if the argument `add` is true, +=: the gradients of several batches are summed.
+// Two runs give the same bits; with the built-in matrix products whatever the number of threads, as no sum is split over them.
+// Everything but the arithmetic (options, data, checkpoints, logs) is in gpt/.
 
 #include <float.h>
 #ifdef _OPENMP
@@ -25,12 +26,13 @@ static int omp_get_thread_num(void) { return 0; }
 #include "gpt/run.h"
 
 static int min_int(int a, int b) { return a < b ? a : b; }
+static int round_up(int n, int multiple) { return (n + multiple - 1) / multiple * multiple; }
 
 // ---------------------------------------------------------------------------
 // 1 Matrix products
 
-// A vector register of floats, by the compiler's vector extension, and the register block that its number of registers
-// allows: MR x 2 vectors of sums, with two registers for B and one for A.
+// A vector register of floats, by the compiler's vector extension, and the height of the block of sums that is kept in
+// registers: MR x 2 vectors, which leaves two registers for B and one for A of the 32 that AVX-512 has, or of 16.
 #if defined(__AVX512F__)
 enum { VECTOR = 16, MR = 12 };
 #elif defined(__AVX__)
@@ -43,14 +45,14 @@ enum { NR = 2 * VECTOR };
 
 #ifdef USE_OPENBLAS
 
-// Threads are ours (see matmul); OpenBLAS computes one piece in one thread.
-static void product(int M, int N, int K, const float *a, size_t lda, bool a_transposed, const float *b, size_t ldb,
-                    bool b_transposed, float *c, size_t ldc, bool add) {
+// Threads are ours (see matmul): OpenBLAS computes one piece in one thread.
+static void matmul_piece(int M, int N, int K, const float *a, size_t lda, bool a_transposed, const float *b, size_t ldb,
+                         bool b_transposed, float *c, size_t ldc, bool add) {
     cblas_sgemm(CblasRowMajor, a_transposed ? CblasTrans : CblasNoTrans, b_transposed ? CblasTrans : CblasNoTrans,
                 M, N, K, 1.0f, a, (int)lda, b, (int)ldb, add ? 1.0f : 0.0f, c, (int)ldc);
 }
 
-static void products_start(char *name, size_t size) {
+static void matmul_start(char *name, size_t size) {
     openblas_set_num_threads(1);
     snprintf(name, size, "in fp32 with OpenBLAS (%s), %d threads", openblas_get_corename(), omp_get_max_threads());
 }
@@ -58,8 +60,8 @@ static void products_start(char *name, size_t size) {
 #else
 
 // Cache blocks, after Goto and van de Geijn, "Anatomy of high-performance matrix multiplication" (2008): a panel of B,
-// KC x NR, stays in the first-level cache, MC x KC elements of A in the second. B is copied into panels; A is read where
-// it lies, which measured faster than copying it, but for a last panel of fewer than MR rows.
+// KC x NR, stays in the first-level cache, MC x KC elements of A in the second. B is copied into panels. A is read in
+// place, which measured faster than copying it; only a last panel of fewer than MR rows is copied.
 enum { KC = 256, MC = 16 * MR, NC = 64 * NR, PACKED = KC * NC + KC * MR };
 static float *packed_panels;  // PACKED floats for each thread
 
@@ -105,8 +107,8 @@ static void pack(float *out, const float *source, size_t line, size_t step, int 
     }
 }
 
-static void product(int M, int N, int K, const float *a, size_t lda, bool a_transposed, const float *b, size_t ldb,
-                    bool b_transposed, float *c, size_t ldc, bool add) {
+static void matmul_piece(int M, int N, int K, const float *a, size_t lda, bool a_transposed, const float *b, size_t ldb,
+                         bool b_transposed, float *c, size_t ldc, bool add) {
     size_t a_row = a_transposed ? 1 : lda, a_step = a_transposed ? lda : 1;
     size_t b_column = b_transposed ? ldb : 1, b_step = b_transposed ? 1 : ldb;
     float *packed_b = packed_panels + (size_t)omp_get_thread_num() * PACKED, *packed_a = packed_b + KC * NC;
@@ -126,44 +128,52 @@ static void product(int M, int N, int K, const float *a, size_t lda, bool a_tran
         }
 }
 
-static void products_start(char *name, size_t size) {
+static void matmul_start(char *name, size_t size) {
     packed_panels = allocate((size_t)omp_get_max_threads() * PACKED, sizeof(float), "panels of matrices");
-    snprintf(name, size, "in fp32 with own loops (vectors of %d floats), %d threads", VECTOR, omp_get_max_threads());
+    snprintf(name, size, "in fp32 with built-in matrix products (vectors of %d floats), %d threads", VECTOR, omp_get_max_threads());
 }
 
 #endif
 
-// c (M, N) = a b, or c += a b. a is (M, K), or (K, M) if a_transposed; b is (K, N), or (N, K) if b_transposed. c is cut
-// into a grid of pieces, one for each thread; no piece shares a sum with another.
+// c (M, N) (+)= a b. a is (M, K), or (K, M) if a_transposed; b is (K, N), or (N, K) if b_transposed.
 static void matmul(float *c, const float *a, bool a_transposed, const float *b, bool b_transposed, int M, int N, int K, bool add) {
-    int threads = omp_get_max_threads(), rows = 1, columns = 1;
-    while (rows * columns < threads) *(M / rows > N / columns ? &rows : &columns) += 1;
-    int height = ((M + rows - 1) / rows + MR - 1) / MR * MR, width = ((N + columns - 1) / columns + NR - 1) / NR * NR;
+    // c is cut into a grid with a piece for each thread: of all such grids that whose largest piece is smallest and, among
+    // equal ones, squarest, because that reads least. No sum is shared between pieces.
+    int threads = omp_get_max_threads(), height = M, width = N;
+    size_t smallest = SIZE_MAX;
+    for (int rows = 1; rows <= threads; rows++) {
+        if (threads % rows) continue;
+        int h = round_up((M - 1) / rows + 1, MR), w = round_up((N - 1) / (threads / rows) + 1, NR);
+        size_t size = (size_t)h * (size_t)w;
+        if (size > smallest || (size == smallest && h + w >= height + width)) continue;
+        smallest = size, height = h, width = w;
+    }
+    size_t lda = (size_t)(a_transposed ? M : K), ldb = (size_t)(b_transposed ? K : N);
 #pragma omp parallel for collapse(2) schedule(static)
     for (int i = 0; i < M; i += height)
         for (int j = 0; j < N; j += width)
-            product(min_int(height, M - i), min_int(width, N - j), K, a + (size_t)i * (a_transposed ? 1 : K), (size_t)(a_transposed ? M : K),
-                    a_transposed, b + (size_t)j * (b_transposed ? K : 1), (size_t)(b_transposed ? K : N), b_transposed,
-                    c + (size_t)i * N + j, (size_t)N, add);
+            matmul_piece(min_int(height, M - i), min_int(width, N - j), K, a + (size_t)i * (a_transposed ? 1 : lda), lda, a_transposed,
+                         b + (size_t)j * (b_transposed ? ldb : 1), ldb, b_transposed, c + (size_t)i * N + j, (size_t)N, add);
 }
 
 // ---------------------------------------------------------------------------
 // 2 Layers: each forward is followed by its backward
 
-// e^x within 2 units in the last place, in operations that compilers turn into vector instructions (libm's exp is a call
-// for each element). x = n ln 2 + r, |r| <= ln 2 / 2; e^r by its series, whose next term is below 1e-8; 2^n by its bits.
+// e^x within 2 units in the last place for x in [-87, 88], and the value at the nearer end beyond: 2e-38 serves as 0. In
+// operations that compilers turn into vector instructions, where libm's exp is a call for each element. With
+// x = n ln 2 + r, |r| <= ln 2 / 2: e^r by its series, whose next term is below 1e-8, and 2^n by its bits. NaN stays NaN.
 static inline float exp_fast(float x) {
     x = x < -87.0f ? -87.0f : x > 88.0f ? 88.0f : x;
-    float n = x * 1.44269504f + 12582912.0f;  // adding 1.5 * 2^23 rounds to a whole number
-    n -= 12582912.0f;
+    union { float value; uint32_t bits; } power = {x * 1.44269504f + 12582912.0f};  // + 1.5 * 2^23: the low bits are now n
+    float n = power.value - 12582912.0f;
     float r = x - n * 0.693145752f - n * 1.42860677e-6f;  // ln 2 in two parts: the first product is exact
     float p = 1.0f + r * (1.0f + r * (0.5f + r * (1.0f / 6 + r * (1.0f / 24 + r * (1.0f / 120 + r * (1.0f / 720 + r * (1.0f / 5040)))))));
-    union { int32_t bits; float value; } power = {(int32_t)((uint32_t)((int32_t)n + 127) << 23)};
+    power.bits = (power.bits + 127) << 23;  // the float 2^n
     return p * power.value;
 }
 
 // The largest of x (n) and `max`, in lanes: compilers turn one running maximum into vector instructions only if told that
-// no number is NaN. A NaN is passed over.
+// no number is NaN. NaNs are ignored.
 static inline float largest(const float *x, int n, float max) {
     float lane[16];
     int i = 0;
@@ -185,20 +195,24 @@ static void embedding_forward(float *out, const int *tokens, const float *wte, c
     }
 }
 
-// dwte += and dwpe (+)= dout (N, C). A thread owns some channels, as rows of one token may come up anywhere.
+// Sums over all rows are shared out by columns: a thread takes COLUMNS of them, which are 4 cache lines.
+enum { COLUMNS = 64 };
+
+// dwte += and dwpe (longest, C) (+)= dout (N, C), each row to its token's and its position's.
 static void embedding_backward(float *dwte, float *dwpe, const float *dout, const int *tokens, int B, int T, int C, int longest, bool add) {
     if (!add) memset(dwpe, 0, (size_t)longest * C * sizeof(float));
 #pragma omp parallel for
-    for (int first = 0; first < C; first += 64)
+    for (int first = 0; first < C; first += COLUMNS)
         for (int n = 0; n < B * T; n++)
-            for (int c = first; c < min_int(C, first + 64); c++) {
+            for (int c = first; c < min_int(C, first + COLUMNS); c++) {
                 dwte[(size_t)tokens[n] * C + c] += dout[(size_t)n * C + c];
                 dwpe[(size_t)(n % T) * C + c] += dout[(size_t)n * C + c];
             }
 }
 
 // out = (x - mean) * rstd * weight + bias for each row of x (N, C); rstd = 1 / sqrt(variance + 1e-5). mean, rstd (N).
-static void layernorm_forward(float *out, float *mean, float *rstd, const float *x, const float *weight, const float *bias, int N, int C) {
+static void layernorm_forward(float *out, float *mean, float *rstd, const float *x, const float *weight, const float *bias,
+                              int N, int C) {
 #pragma omp parallel for
     for (int n = 0; n < N; n++) {
         const float *row = x + (size_t)n * C;
@@ -217,8 +231,8 @@ static void layernorm_forward(float *out, float *mean, float *rstd, const float 
 
 // dx (N, C) (+)=, dweight (C) (+)=, dbias (C) (+)=, from dout (N, C). With xhat = (x - mean) rstd and g = dout weight:
 // dx = rstd (g - mean(g) - xhat mean(g xhat)).
-static void layernorm_backward(float *dx, bool add_dx, float *dweight, float *dbias, const float *dout, const float *x, const float *weight,
-                               const float *mean, const float *rstd, int N, int C, bool add) {
+static void layernorm_backward(float *dx, bool add_dx, float *dweight, float *dbias, const float *dout, const float *x,
+                               const float *weight, const float *mean, const float *rstd, int N, int C, bool add) {
 #pragma omp parallel for
     for (int n = 0; n < N; n++) {
         const float *row = x + (size_t)n * C, *drow = dout + (size_t)n * C;
@@ -238,9 +252,9 @@ static void layernorm_backward(float *dx, bool add_dx, float *dweight, float *db
         }
     }
 #pragma omp parallel for
-    for (int first = 0; first < C; first += 64) {  // sums over the rows: a thread owns some columns
-        int width = min_int(64, C - first);
-        float dw[64] = {0}, db[64] = {0};
+    for (int first = 0; first < C; first += COLUMNS) {
+        int width = min_int(COLUMNS, C - first);
+        float dw[COLUMNS] = {0}, db[COLUMNS] = {0};
         for (int n = 0; n < N; n++) {
             const float *row = x + (size_t)n * C + first, *drow = dout + (size_t)n * C + first;
             for (int c = 0; c < width; c++) {
@@ -256,7 +270,8 @@ static void layernorm_backward(float *dx, bool add_dx, float *dweight, float *db
 }
 
 // out (N, OC) = x (N, C) weight (C, OC) + bias (OC) + residual (N, OC); residual may be NULL. 2 N C OC FLOPs.
-static void linear_forward(float *out, const float *x, const float *weight, const float *bias, const float *residual, int N, int C, int OC) {
+static void linear_forward(float *out, const float *x, const float *weight, const float *bias, const float *residual,
+                           int N, int C, int OC) {
 #pragma omp parallel for
     for (int n = 0; n < N; n++) {
         float *row = out + (size_t)n * OC;
@@ -272,9 +287,9 @@ static void linear_backward(float *dx, float *dweight, float *dbias, const float
     matmul(dx, dout, false, weight, true, N, C, OC, false);
     matmul(dweight, x, true, dout, false, C, OC, N, add);
 #pragma omp parallel for
-    for (int first = 0; first < OC; first += 64) {
-        int width = min_int(64, OC - first);
-        float sum[64] = {0};
+    for (int first = 0; first < OC; first += COLUMNS) {
+        int width = min_int(COLUMNS, OC - first);
+        float sum[COLUMNS] = {0};
         for (int n = 0; n < N; n++)
             for (int c = 0; c < width; c++) sum[c] += dout[(size_t)n * OC + first + c];
         for (int c = 0; c < width; c++) dbias[first + c] = add ? dbias[first + c] + sum[c] : sum[c];
@@ -325,18 +340,46 @@ static void crossentropy(float *losses, float *logits, const int *targets, int N
 // ---------------------------------------------------------------------------
 // 3 Flash attention
 //
-// Causal attention of one head: with queries, keys and values q, k, v (T, HS),
-//   s = scale q kᵀ,   p = softmax of each row of s over the keys up to its own position,   o = p v.
-// Written down, s and p are T x T: at T = 16384 a gigabyte for each head. Flash attention (Dao et al., 2022) never does that.
-// It walks over tiles of TILE queries and TILE keys, and keeps, for each query, three running values over the keys seen so far:
-//   m, the largest score;   l, the sum of exp(s - m);   o, the sum of exp(s - m) v.
-// When a later tile has a larger score, m grows, and what was summed under the old m is multiplied by exp(m_old - m_new): that
-// is the online softmax. In the end o / l is the output, exactly. The backward needs only one number per query beside it, the
-// log-sum-exp m + log(l): with it exp(s - lse) is p again, so the backward recomputes tiles of p instead of having kept them.
+// Causal attention of one head, with its queries, keys and values q, k, v (T, HS):
+//   s = scale q kᵀ,   p = softmax of each row of s over the keys up to its own position,   o = p v,   scale = 1 / sqrt(HS).
+// The plain way, for one query t:
+//
+//   for (j = 0; j <= t; j++) s[j] = scale * dot(q[t], k[j]);
+//   max = largest of s;   sum = 0;
+//   for (j = 0; j <= t; j++) sum += p[j] = exp(s[j] - max);       // minus max: the same quotient, and no overflow
+//   for (j = 0; j <= t; j++) o += p[j] / sum * v[j];
+//
+// All queries together make s and p of T x T numbers: at T = 16384 a gigabyte each, for every head. Flash attention never
+// has them in memory. It computes them in tiles of TILE queries by TILE keys and keeps, for each query, three running values:
+//   m, the largest score so far;   l, the sum of exp(s - m) so far;   o, the sum of exp(s - m) v so far.
+// If a later tile has a larger score, m grows, and what was summed with the old m is corrected by the factor
+// exp(m_old - m_new). This is the online softmax. One query, two tiles of one key each, scores 1 and 3:
+//   after the first tile:    m = 1,   l = 1,                   o = v1
+//   after the second tile:   m = 3,   l = 1 exp(1 - 3) + 1,    o = v1 exp(1 - 3) + v2
+// In the end o / l is the output: the same as above but for rounding.
+//
+// The backward needs p again, tile by tile. So the forward leaves one number for each query besides its output, the
+// log-sum-exp lse = m + log(l), because exp(s - lse) is p. Recomputing p costs one more matrix product, and saves T x T memory.
+//
+// Tiles of causal attention, x computed, . never looked at:
+//
+//             keys ->
+//   queries   x . . .    The forward takes a row of tiles at a time: m, l and o of its queries stay in the cache.
+//      |      x x . .    The backward takes a column at a time: dk and dv of its keys stay, and dq, a sum along a row,
+//      v      x x x .    is added to in memory.
+//             x x x x
+//
+// From: Milakov and Gimelshein, "Online normalizer calculation for softmax" (2018); Dao et al., "FlashAttention" (2022);
+// Dao, "FlashAttention-2" (2023), whose order of loops this is.
+//
+// Where things are: a row of qkv holds q of all heads, then k, then v. Head h has its q at h HS, its k at C further, its v
+// at 2 C further, and the next position is 3 C further.
 
 enum { TILE = 64, MAX_HS = 128 };
-typedef float Tile[TILE * MAX_HS];   // (TILE, W) or, transposed, (W, TILE); W is HS rounded up to a multiple of NR
+typedef float Tile[TILE * MAX_HS];  // (TILE, W) or, transposed, (W, TILE); W is HS rounded up to a multiple of NR
 typedef float ScoreTile[TILE * TILE];
+// Tiles are on the stack: 320 KiB for a thread in the backward, where Linux gives 8 MiB and macOS 512 KiB.
+_Static_assert(TILE % NR == 0 && TILE % 4 == 0 && MAX_HS % NR == 0, "tiles are whole blocks of tile_product");
 
 // tile (TILE, W) = scale * rows of source; what is beyond `rows` and HS is zero, so that products need no edges.
 static void tile_load(float *tile, const float *source, size_t stride, int rows, int HS, int W, float scale) {
@@ -370,32 +413,33 @@ static void tile_product(float *c, const float *a, int a_row, int a_step, const 
         }
 }
 
-// Number of keys of the tile at k0 that the query at position q sees: those up to its own.
-static int keys_seen(int q, int k0) { return min_int(TILE, q - k0 + 1); }
+// How many keys of the tile that begins at k0 the query at position t sees: those up to its own position.
+static int keys_seen(int t, int k0) { return min_int(TILE, t - k0 + 1); }
 
 // out (B, T, NH, HS), lse (B, NH, T) from qkv (B, T, 3, NH, HS). 2 B NH T^2 HS FLOPs; no memory that grows with T^2.
 static void attention_forward(float *out, float *lse, const float *qkv, int B, int T, int NH, int HS) {
-    int C = NH * HS, W = (HS + NR - 1) / NR * NR;
+    int C = NH * HS, W = round_up(HS, NR);
+    size_t stride = 3 * (size_t)C;  // from a position to the next in qkv
     float scale = 1.0f / sqrtf((float)HS);
 #pragma omp parallel for collapse(3) schedule(dynamic)
     for (int b = 0; b < B; b++)
         for (int h = 0; h < NH; h++)
             for (int q0 = 0; q0 < T; q0 += TILE) {
-                const float *queries = qkv + (size_t)b * T * 3 * C + (size_t)h * HS, *keys = queries + C, *values = keys + C;
+                const float *queries = qkv + (size_t)b * T * stride + (size_t)h * HS, *keys = queries + C, *values = keys + C;
                 Tile q, k, kt, v, o = {0};
                 ScoreTile s;
                 float m[TILE], l[TILE] = {0};
                 int q_rows = min_int(TILE, T - q0);
                 for (int i = 0; i < TILE; i++) m[i] = -FLT_MAX;
-                tile_load(q, queries + (size_t)q0 * 3 * C, (size_t)3 * C, q_rows, HS, W, scale);
+                tile_load(q, queries + q0 * stride, stride, q_rows, HS, W, scale);
 
                 for (int k0 = 0; k0 <= q0; k0 += TILE) {  // keys after the last query of the tile are never seen
                     int k_rows = min_int(TILE, T - k0);
-                    tile_load(k, keys + (size_t)k0 * 3 * C, (size_t)3 * C, k_rows, HS, W, 1.0f);
-                    tile_load(v, values + (size_t)k0 * 3 * C, (size_t)3 * C, k_rows, HS, W, 1.0f);
+                    tile_load(k, keys + k0 * stride, stride, k_rows, HS, W, 1.0f);
+                    tile_load(v, values + k0 * stride, stride, k_rows, HS, W, 1.0f);
                     tile_transpose(kt, k, W);
                     memset(s, 0, sizeof s);
-                    tile_product(s, q, W, 1, kt, TILE, TILE, W);  // s = q kᵀ
+                    tile_product(s, q, W, 1, kt, TILE, TILE, W);  // s = q kᵀ, scaled through q
 
                     for (int i = 0; i < q_rows; i++) {  // the online softmax: s becomes exp(s - m)
                         int seen = keys_seen(q0 + i, k0);
@@ -408,7 +452,7 @@ static void attention_forward(float *out, float *lse, const float *qkv, int B, i
                         m[i] = m_new;
                         for (int d = 0; d < W; d++) o[i * W + d] *= correction;
                     }
-                    tile_product(o, s, TILE, 1, v, TILE, W, TILE);  // o += p v
+                    tile_product(o, s, TILE, 1, v, TILE, W, TILE);  // o += exp(s - m) v
                 }
                 for (int i = 0; i < q_rows; i++) {
                     float *row = out + ((size_t)b * T + q0 + i) * C + (size_t)h * HS;
@@ -418,28 +462,39 @@ static void attention_forward(float *out, float *lse, const float *qkv, int B, i
             }
 }
 
-// dqkv (B, T, 3, NH, HS) from dout (B, T, NH, HS) and what the forward kept: qkv, out, lse. With p = exp(s - lse):
-//   dv = pᵀ do,   dp = do vᵀ,   ds = p (dp - delta),   dq = scale ds k,   dk = scale dsᵀ q,   delta = sum over HS of do * o.
-// delta is what the softmax's normalization takes back: the mean of dp under p, which equals do * o summed. A thread takes a
-// whole head, so dq, to which every tile of keys adds, belongs to it alone. 5 B NH T^2 HS FLOPs.
-static void attention_backward(float *dqkv, const float *dout, const float *qkv, const float *out, const float *lse, int B, int T, int NH, int HS) {
-    int C = NH * HS, W = (HS + NR - 1) / NR * NR;
+// dqkv (B, T, 3, NH, HS) from dout (B, T, NH, HS) and what the forward kept: qkv, out, lse. 5 B NH T^2 HS FLOPs.
+//
+// o = p v gives dv = pᵀ do and dp = do vᵀ. The softmax p_j = exp(s_j) / sum of exp(s) has the derivatives
+// dp_j/ds_i = p_j ([i = j] - p_i), hence ds_i = sum over j of dp_j p_j ([i = j] - p_i) = p_i (dp_i - delta) with
+// delta = sum over j of p_j dp_j. Since dp_j = do · v_j and o = sum over j of p_j v_j, delta is do · o: it takes no row of p.
+// Then s = scale q kᵀ gives dq = scale ds k and dk = scale dsᵀ q.
+//
+// A thread takes a whole head, so that dq, to which every tile of keys adds, is its own: at most B NH threads have work.
+static void attention_backward(float *dqkv, const float *dout, const float *qkv, const float *out, const float *lse,
+                               int B, int T, int NH, int HS) {
+    int C = NH * HS, W = round_up(HS, NR);
+    size_t stride = 3 * (size_t)C;
     float scale = 1.0f / sqrtf((float)HS);
 #pragma omp parallel for collapse(2) schedule(dynamic)
     for (int b = 0; b < B; b++)
         for (int h = 0; h < NH; h++) {
-            size_t at = (size_t)b * T * 3 * C + (size_t)h * HS;
+            size_t at = (size_t)b * T * stride + (size_t)h * HS, out_at = (size_t)b * T * C + (size_t)h * HS;
             const float *queries = qkv + at, *keys = queries + C, *values = keys + C;
             float *dqueries = dqkv + at, *dkeys = dqueries + C, *dvalues = dkeys + C;
             const float *head_lse = lse + ((size_t)b * NH + h) * T;
-            Tile q, k, v, kt, vt, o, d_o, dq, dk, dv;
-            ScoreTile p, dp;
-            for (int t = 0; t < T; t++) memset(dqueries + (size_t)t * 3 * C, 0, (size_t)HS * sizeof(float));
+            float *delta = allocate((size_t)T, sizeof(float), "delta of a head");
+            Tile q, k, v, kt, vt, d_o, dq, dk, dv;  // d_o: `do` is a word of C
+            ScoreTile p, ds;                        // p is s first, and ds is dp first
+            for (int t = 0; t < T; t++) {
+                const float *o_row = out + out_at + (size_t)t * C, *do_row = dout + out_at + (size_t)t * C;
+                for (int d = 0; d < HS; d++) delta[t] += do_row[d] * o_row[d];
+                memset(dqueries + t * stride, 0, (size_t)HS * sizeof(float));
+            }
 
             for (int k0 = 0; k0 < T; k0 += TILE) {
                 int k_rows = min_int(TILE, T - k0);
-                tile_load(k, keys + (size_t)k0 * 3 * C, (size_t)3 * C, k_rows, HS, W, 1.0f);
-                tile_load(v, values + (size_t)k0 * 3 * C, (size_t)3 * C, k_rows, HS, W, 1.0f);
+                tile_load(k, keys + k0 * stride, stride, k_rows, HS, W, 1.0f);
+                tile_load(v, values + k0 * stride, stride, k_rows, HS, W, 1.0f);
                 tile_transpose(kt, k, W);
                 tile_transpose(vt, v, W);
                 memset(dk, 0, (size_t)TILE * W * sizeof(float));
@@ -447,37 +502,35 @@ static void attention_backward(float *dqkv, const float *dout, const float *qkv,
 
                 for (int q0 = k0; q0 < T; q0 += TILE) {  // queries before the first key of the tile see none of it
                     int q_rows = min_int(TILE, T - q0);
-                    size_t row_at = ((size_t)b * T + q0) * C + (size_t)h * HS;
-                    tile_load(q, queries + (size_t)q0 * 3 * C, (size_t)3 * C, q_rows, HS, W, scale);
-                    tile_load(o, out + row_at, (size_t)C, q_rows, HS, W, 1.0f);
-                    tile_load(d_o, dout + row_at, (size_t)C, q_rows, HS, W, 1.0f);
+                    tile_load(q, queries + q0 * stride, stride, q_rows, HS, W, scale);
+                    tile_load(d_o, dout + out_at + (size_t)q0 * C, (size_t)C, q_rows, HS, W, 1.0f);
                     memset(p, 0, sizeof p);
-                    memset(dp, 0, sizeof dp);
+                    memset(ds, 0, sizeof ds);
                     memset(dq, 0, (size_t)TILE * W * sizeof(float));
                     tile_product(p, q, W, 1, kt, TILE, TILE, W);     // s = q kᵀ, scaled through q
-                    tile_product(dp, d_o, W, 1, vt, TILE, TILE, W);  // dp = do vᵀ
-                    for (int i = 0; i < TILE; i++) {  // p = exp(s - lse), and dp becomes ds
-                        int seen = i < q_rows ? keys_seen(q0 + i, k0) : 0;
-                        float delta = 0, row_lse = i < q_rows ? head_lse[q0 + i] : 0;
-#pragma omp simd reduction(+ : delta)
-                        for (int d = 0; d < W; d++) delta += o[i * W + d] * d_o[i * W + d];
+                    tile_product(ds, d_o, W, 1, vt, TILE, TILE, W);  // dp = do vᵀ
+                    for (int i = 0; i < TILE; i++) {
+                        int t = q0 + i, seen = i < q_rows ? keys_seen(t, k0) : 0;
+                        float *p_row = p + i * TILE, *ds_row = ds + i * TILE;
+                        float t_lse = seen ? head_lse[t] : 0, t_delta = seen ? delta[t] : 0;
                         for (int j = 0; j < seen; j++) {
-                            p[i * TILE + j] = exp_fast(p[i * TILE + j] - row_lse);
-                            dp[i * TILE + j] = p[i * TILE + j] * (dp[i * TILE + j] - delta);
+                            p_row[j] = exp_fast(p_row[j] - t_lse);         // p = exp(s - lse)
+                            ds_row[j] = p_row[j] * (ds_row[j] - t_delta);  // ds = p (dp - delta)
                         }
-                        for (int j = seen; j < TILE; j++) p[i * TILE + j] = dp[i * TILE + j] = 0;
+                        for (int j = seen; j < TILE; j++) p_row[j] = ds_row[j] = 0;
                     }
                     tile_product(dv, p, 1, TILE, d_o, TILE, W, TILE);  // dv += pᵀ do
-                    tile_product(dk, dp, 1, TILE, q, TILE, W, TILE);   // dk += dsᵀ q, scaled through q
-                    tile_product(dq, dp, TILE, 1, k, TILE, W, TILE);   // dq = ds k
+                    tile_product(dk, ds, 1, TILE, q, TILE, W, TILE);   // dk += dsᵀ q, scaled through q
+                    tile_product(dq, ds, TILE, 1, k, TILE, W, TILE);   // dq = ds k
                     for (int i = 0; i < q_rows; i++)
-                        for (int d = 0; d < HS; d++) dqueries[(size_t)(q0 + i) * 3 * C + d] += scale * dq[i * W + d];
+                        for (int d = 0; d < HS; d++) dqueries[(q0 + i) * stride + d] += scale * dq[i * W + d];
                 }
                 for (int j = 0; j < k_rows; j++) {
-                    memcpy(dkeys + (size_t)(k0 + j) * 3 * C, dk + j * W, (size_t)HS * sizeof(float));
-                    memcpy(dvalues + (size_t)(k0 + j) * 3 * C, dv + j * W, (size_t)HS * sizeof(float));
+                    memcpy(dkeys + (k0 + j) * stride, dk + j * W, (size_t)HS * sizeof(float));
+                    memcpy(dvalues + (k0 + j) * stride, dv + j * W, (size_t)HS * sizeof(float));
                 }
             }
+            free(delta);
         }
 }
 
@@ -504,15 +557,16 @@ typedef struct {  // what one block's backward needs of its forward
     float *ln1, *mean1, *rstd1;  // (N, C), (N), (N)
     float *qkv;                  // (N, 3C)
     float *att, *lse;            // (N, C), (B, NH, T)
-    float *res2;                 // (N, C): x + attention
+    float *res_att;              // (N, C): the residual stream after attention
     float *ln2, *mean2, *rstd2;
     float *fc, *gelu;            // (N, 4C)
-    float *res3;                 // (N, C): the block's output
+    float *res_mlp;              // (N, C): and after the MLP, the block's output
 } LayerActivations;
 
 typedef struct {
     GptConfig config;
     int B;                        // largest batch
+    void *block;                  // the one allocation for all arrays
     size_t parameters;            // number of them
     GptTensor *tensors;
     ModelState state;             // weights, and AdamW's m and v
@@ -524,7 +578,8 @@ typedef struct {
     float *losses;                // (N)
     float *logits;                // (head_rows, V)
     int head_rows;
-    float *dlnf, *dx, *dc, *d4c;  // (N, C), (N, C), (N, C), (N, 4C)
+    float *dlnf, *dx;             // (N, C), (N, C): of the final layer norm, of the residual stream
+    float *dc, *d4c;              // (N, C), (N, 4C): of whatever is C or 4C wide inside a block; dqkv, 3C, too
     double *norms;                // partial sums of the gradient's norm
 } Model;
 
@@ -541,42 +596,43 @@ static Parameters parameters_of(GptConfig c, const GptTensor *tensors, float *ar
     return p;
 }
 
-// The next `count` floats of the one block that holds everything. Without a block (base NULL) it only counts.
+// The next `count` floats of the one block that holds everything, on a cache line. Without a block (base NULL) it only counts.
 typedef struct { float *base; size_t used; } Arena;
-static float *take(Arena *arena, size_t count) {
+enum { CACHE_LINE = 16 };  // floats
+static float *arena_take(Arena *arena, size_t count) {
     float *at = arena->base ? arena->base + arena->used : NULL;
-    arena->used += (count + 15) & ~(size_t)15;  // on cache lines of 64 bytes
+    arena->used += (count + CACHE_LINE - 1) / CACHE_LINE * CACHE_LINE;
     return at;
 }
 
-// Lays out all arrays of a model, for training or only for writing, from `base` on. Returns the number of floats.
+// Lays out all arrays of a model, for training or only for generating, from `base` on. Returns the number of floats.
 static size_t model_layout(Model *m, float *base, bool training) {
     Arena arena = {base, 0};
     size_t N = (size_t)m->B * (size_t)m->config.seq, C = (size_t)m->config.channels, heads = (size_t)m->config.heads;
     size_t V = (size_t)m->config.vocab;
-    m->state.weights = take(&arena, m->parameters);
-    m->embedded = take(&arena, N * C);
+    m->state.weights = arena_take(&arena, m->parameters);
+    m->embedded = arena_take(&arena, N * C);
     for (int l = 0; l < m->config.layers; l++) {
         LayerActivations *a = &m->acts[l];
         if (!training && l > 0) { *a = m->acts[0]; continue; }  // nothing is kept for a backward
-        a->ln1 = take(&arena, N * C), a->mean1 = take(&arena, N), a->rstd1 = take(&arena, N);
-        a->qkv = take(&arena, N * 3 * C);
-        a->att = take(&arena, N * C), a->lse = take(&arena, N * heads);
-        a->res2 = take(&arena, N * C);
-        a->ln2 = take(&arena, N * C), a->mean2 = take(&arena, N), a->rstd2 = take(&arena, N);
-        a->fc = take(&arena, N * 4 * C), a->gelu = take(&arena, N * 4 * C);
-        a->res3 = take(&arena, N * C);
+        a->ln1 = arena_take(&arena, N * C), a->mean1 = arena_take(&arena, N), a->rstd1 = arena_take(&arena, N);
+        a->qkv = arena_take(&arena, N * 3 * C);
+        a->att = arena_take(&arena, N * C), a->lse = arena_take(&arena, N * heads);
+        a->res_att = arena_take(&arena, N * C);
+        a->ln2 = arena_take(&arena, N * C), a->mean2 = arena_take(&arena, N), a->rstd2 = arena_take(&arena, N);
+        a->fc = arena_take(&arena, N * 4 * C), a->gelu = arena_take(&arena, N * 4 * C);
+        a->res_mlp = arena_take(&arena, N * C);
     }
-    m->lnf = take(&arena, N * C), m->meanf = take(&arena, N), m->rstdf = take(&arena, N);
-    m->losses = take(&arena, N);
+    m->lnf = arena_take(&arena, N * C), m->meanf = arena_take(&arena, N), m->rstdf = arena_take(&arena, N);
+    m->losses = arena_take(&arena, N);
     m->head_rows = (int)(V * N < HEAD_FLOATS ? N : HEAD_FLOATS / V > 0 ? HEAD_FLOATS / V : 1);
-    m->logits = take(&arena, (size_t)m->head_rows * V);
+    m->logits = arena_take(&arena, (size_t)m->head_rows * V);
     if (training) {
-        m->grads = take(&arena, m->parameters);
-        m->state.m = take(&arena, m->parameters);
-        m->state.v = take(&arena, m->parameters);
-        m->dlnf = take(&arena, N * C), m->dx = take(&arena, N * C), m->dc = take(&arena, N * C), m->d4c = take(&arena, N * 4 * C);
-        m->norms = (double *)take(&arena, 2 * (m->parameters / NORM_CHUNK + 1));
+        m->grads = arena_take(&arena, m->parameters);
+        m->state.m = arena_take(&arena, m->parameters);
+        m->state.v = arena_take(&arena, m->parameters);
+        m->dlnf = arena_take(&arena, N * C), m->dx = arena_take(&arena, N * C), m->dc = arena_take(&arena, N * C), m->d4c = arena_take(&arena, N * 4 * C);
+        m->norms = (double *)arena_take(&arena, 2 * (m->parameters / NORM_CHUNK + 1));
     }
     return arena.used;
 }
@@ -592,14 +648,16 @@ static size_t model_plan(Model *m, GptConfig config, int B, bool training) {
 }
 
 static void model_allocate(Model *m, bool training) {
-    float *base = allocate(model_layout(m, NULL, training), sizeof(float), "the model");
+    m->block = allocate(model_layout(m, NULL, training) + CACHE_LINE, sizeof(float), "the model");
+    float *base = m->block;
+    while ((uintptr_t)base % (CACHE_LINE * sizeof(float))) base++;
     model_layout(m, base, training);
     m->weight = parameters_of(m->config, m->tensors, m->state.weights);
     if (training) m->grad = parameters_of(m->config, m->tensors, m->grads);
 }
 
 static void model_free(Model *m) {
-    free(m->state.weights);  // the first array of the block
+    free(m->block);
     free(m->weight.layers);
     free(m->grad.layers);
     free(m->acts);
@@ -617,12 +675,12 @@ static void model_forward(Model *m, const int *tokens, int B, int T) {
         layernorm_forward(a->ln1, a->mean1, a->rstd1, x, w->ln1_w, w->ln1_b, N, C);
         linear_forward(a->qkv, a->ln1, w->qkv_w, w->qkv_b, NULL, N, C, 3 * C);
         attention_forward(a->att, a->lse, a->qkv, B, T, NH, HS);
-        linear_forward(a->res2, a->att, w->proj_w, w->proj_b, x, N, C, C);
-        layernorm_forward(a->ln2, a->mean2, a->rstd2, a->res2, w->ln2_w, w->ln2_b, N, C);
+        linear_forward(a->res_att, a->att, w->proj_w, w->proj_b, x, N, C, C);
+        layernorm_forward(a->ln2, a->mean2, a->rstd2, a->res_att, w->ln2_w, w->ln2_b, N, C);
         linear_forward(a->fc, a->ln2, w->fc_w, w->fc_b, NULL, N, C, 4 * C);
         gelu_forward(a->gelu, a->fc, (size_t)N * 4 * C);
-        linear_forward(a->res3, a->gelu, w->fcproj_w, w->fcproj_b, a->res2, N, 4 * C, C);
-        x = a->res3;
+        linear_forward(a->res_mlp, a->gelu, w->fcproj_w, w->fcproj_b, a->res_att, N, 4 * C, C);
+        x = a->res_mlp;
     }
     layernorm_forward(m->lnf, m->meanf, m->rstdf, x, m->weight.lnf_w, m->weight.lnf_b, N, C);
 }
@@ -645,19 +703,20 @@ static double model_loss(Model *m, const int *targets, int N, float dscale, bool
     return sum;
 }
 
-// All other gradients, after model_forward and model_loss of the same tokens; added to those there are, or in their place.
+// All other gradients, (+)=, after model_forward and model_loss of the same tokens.
 static void model_backward(Model *m, const int *tokens, int B, int T, bool add) {
     int C = m->config.channels, NH = m->config.heads, HS = C / NH, N = B * T, L = m->config.layers;
-    float *dx = m->dx, *dc = m->dc, *d4c = m->d4c;  // d4c also holds dqkv
-    layernorm_backward(dx, false, m->grad.lnf_w, m->grad.lnf_b, m->dlnf, m->acts[L - 1].res3, m->weight.lnf_w, m->meanf, m->rstdf, N, C, add);
+    float *dx = m->dx, *dc = m->dc, *d4c = m->d4c;
+    layernorm_backward(dx, false, m->grad.lnf_w, m->grad.lnf_b, m->dlnf, m->acts[L - 1].res_mlp, m->weight.lnf_w, m->meanf, m->rstdf,
+                       N, C, add);
     for (int l = L - 1; l >= 0; l--) {
         const Layer *w = &m->weight.layers[l], *g = &m->grad.layers[l];
         const LayerActivations *a = &m->acts[l];
-        const float *x = l > 0 ? m->acts[l - 1].res3 : m->embedded;
+        const float *x = l > 0 ? m->acts[l - 1].res_mlp : m->embedded;
         linear_backward(d4c, g->fcproj_w, g->fcproj_b, dx, a->gelu, w->fcproj_w, N, 4 * C, C, add);
         gelu_backward(d4c, d4c, a->fc, (size_t)N * 4 * C);
         linear_backward(dc, g->fc_w, g->fc_b, d4c, a->ln2, w->fc_w, N, C, 4 * C, add);
-        layernorm_backward(dx, true, g->ln2_w, g->ln2_b, dc, a->res2, w->ln2_w, a->mean2, a->rstd2, N, C, add);
+        layernorm_backward(dx, true, g->ln2_w, g->ln2_b, dc, a->res_att, w->ln2_w, a->mean2, a->rstd2, N, C, add);
         linear_backward(dc, g->proj_w, g->proj_b, dx, a->att, w->proj_w, N, C, C, add);
         attention_backward(d4c, dc, a->qkv, a->att, a->lse, B, T, NH, HS);
         linear_backward(dc, g->qkv_w, g->qkv_b, d4c, a->ln1, w->qkv_w, N, C, 3 * C, add);
@@ -697,7 +756,7 @@ static void adamw(Model *m, const Options *o, double rate, int64_t update, doubl
         float *w = m->state.weights + at, *m1 = m->state.m + at, *m2 = m->state.v + at;
         const float *grad = m->grads + at;
         float keep = (float)(1 - rate * (m->tensors[t].decay ? o->weight_decay : 0));
-#pragma omp for simd nowait
+#pragma omp for simd nowait  // tensors are independent
         for (size_t i = 0; i < m->tensors[t].size; i++) {
             float g = grad[i] * scale;
             m1[i] = beta1 * m1[i] + (1 - beta1) * g;
@@ -708,21 +767,23 @@ static void adamw(Model *m, const Options *o, double rate, int64_t update, doubl
 }
 
 // ---------------------------------------------------------------------------
-// 6 Writing text
+// 6 Generating text
 
-// Writes `prompt` and o->tokens tokens after it, as long as no end of text is drawn. The model sees the last T tokens.
+// Writes `prompt` and o->tokens tokens after it, as long as no end of text is drawn. The model sees the last T tokens, all of
+// them anew for each token: no keys and values are kept, which is simple, and fast enough for a sample.
 static void generate(Model *m, const Options *o, const char *prompt, int64_t step, FILE *out) {
     size_t length = strlen(prompt), T = (size_t)m->config.seq, total = length + 1 + (size_t)o->tokens;
-    int *tokens = allocate(total, sizeof *tokens, "text to write"), V = m->config.vocab;
+    int *tokens = allocate(total, sizeof *tokens, "the text to generate"), V = m->config.vocab;
     tokens[0] = TOKEN_END_OF_TEXT;  // what precedes a text
     for (size_t i = 0; i < length; i++) tokens[1 + i] = (unsigned char)prompt[i];
     fputs(prompt, out);
     for (size_t n = length + 1; n < total && !stop_requested; n++) {
         size_t seen = n < T ? n : T;
         model_forward(m, tokens + n - seen, 1, (int)seen);
-        matmul(m->logits, m->lnf + (seen - 1) * (size_t)m->config.channels, false, m->weight.wte, true, 1, V, m->config.channels, false);
+        const float *last = m->lnf + (seen - 1) * (size_t)m->config.channels;
+        matmul(m->logits, last, false, m->weight.wte, true, 1, V, m->config.channels, false);
         float uniform = random_to_uniform(random4((uint64_t)o->seed, RANDOM_SAMPLE, (uint32_t)step, n).word[0]);
-        tokens[n] = sample_token(m->logits, min_int(V, BYTE_VOCAB), o->temperature, (int)o->top_k, o->top_p, uniform);
+        tokens[n] = sample_token(m->logits, V, o->temperature, (int)o->top_k, o->top_p, uniform);
         if (tokens[n] == TOKEN_END_OF_TEXT) break;
         token_write(out, tokens[n]);
         fflush(out);
@@ -741,8 +802,8 @@ static bool batch_read(Batch *batch, const Run *run, bool training, uint64_t fir
     size_t T = (size_t)run->config.seq;
     int V = run->config.vocab;
     for (size_t b = 0; b < (size_t)B; b++) {
-        if (!(training ? data_sample(&run->train, first + b, V, batch->window) : data_spread(&run->val, first + b, windows, V, batch->window)))
-            return false;
+        if (!(training ? data_sample(&run->train, first + b, V, batch->window)
+                       : data_spread(&run->val, first + b, windows, V, batch->window))) return false;
         memcpy(batch->inputs + b * T, batch->window, T * sizeof(int));
         memcpy(batch->targets + b * T, batch->window + 1, T * sizeof(int));
     }
@@ -751,7 +812,8 @@ static bool batch_read(Batch *batch, const Run *run, bool training, uint64_t fir
 
 // Mean loss over windows spread evenly over the validation data. False after fail().
 static bool validate(Model *m, const Run *run, Batch *batch, double *loss) {
-    size_t T = (size_t)run->config.seq, windows = (run->val.end - run->val.begin - 1) / T, wanted = (size_t)(run->options.val_steps * m->B);
+    size_t T = (size_t)run->config.seq, windows = (run->val.end - run->val.begin - 1) / T;
+    size_t wanted = (size_t)(run->options.val_steps * m->B);
     if (wanted > 0 && windows > wanted) windows = wanted;
     *loss = 0;
     for (size_t first = 0; first < windows; first += (size_t)m->B) {
@@ -779,25 +841,43 @@ static bool train_step(Model *m, Run *run, Batch *batch, double *loss, double *n
     *loss /= (double)N * run->accumulation;
     *norm = gradient_norm(m);
     *skipped = !isfinite(*loss) || !isfinite(*norm);
+    double grad_scale = o->grad_clip > 0 && *norm > o->grad_clip ? o->grad_clip / *norm : 1;
     if (*skipped) run->progress.skipped++;
-    else adamw(m, o, rate, run->progress.step + 1 - run->progress.skipped, o->grad_clip > 0 && *norm > o->grad_clip ? o->grad_clip / *norm : 1);
+    else adamw(m, o, rate, run->progress.step + 1 - run->progress.skipped, grad_scale);
     run->progress.step++;
     run->progress.samples += (uint64_t)run->accumulation * (uint64_t)m->B;
     return true;
 }
 
-enum { SKIPS_TO_STOP = 5 };  // updates in a row that were not finite: it will not mend itself
+enum { SKIPS_TO_STOP = 5 };  // updates in a row that were not finite: the weights do not change, so it will not get better
+
+// The end of training, for whatever reason: says why, saves what is not saved yet, says how to go on. Returns the exit code.
+static int train_end(Model *m, Run *run, bool ok, bool stuck, bool unsaved) {
+    const Options *o = &run->options;
+    if (stuck) {
+        ok = fail("%d updates in a row had a loss or gradient that is not finite and were skipped; the weights are as before them; "
+                  "a smaller --lr or another --seed may help", SKIPS_TO_STOP);
+    }
+    if (!ok) fprintf(stderr, "error: %s\n", error_text);
+    if (unsaved) {
+        if (!checkpoint_save(o->out, m->config, o, run->progress, m->state)) die_of_failure();
+        printf("saved %s/ckpt-%08lld\n", o->out, (long long)run->progress.step);
+    }
+    if (stop_requested) run_print_stopped(run);
+    if (run->progress.skipped) printf("%lld updates were skipped because they were not finite\n", (long long)run->progress.skipped);
+    return ok ? 0 : 1;
+}
 
 // Trains from run->progress to --steps. Returns the program's exit code.
 static int train(Model *m, Run *run) {
     const Options *o = &run->options;
     Progress *progress = &run->progress;
     Log log;
-    int N = m->B * m->config.seq, skips = 0, status = 0;
-    int64_t first = progress->step, saved = run->resumes ? progress->step : -1;
+    int N = m->B * m->config.seq, skips = 0;
+    int64_t first = progress->step, saved = first;
     Batch batch = {allocate((size_t)m->config.seq + 1, sizeof(int), "a window"), allocate((size_t)N, sizeof(int), "a batch"),
                    allocate((size_t)N, sizeof(int), "a batch")};
-    if (!log_open(&log, o->out, progress->step, o->steps, o->log_every)) die_of_failure();
+    if (!log_open(&log, o->out, first, o->steps, o->log_every)) die_of_failure();
     if (first >= o->steps) printf("all of the %lld steps are done; a larger --steps trains longer\n", (long long)o->steps);
     bool ok = true;
     while (ok && progress->step < o->steps && !stop_requested && skips < SKIPS_TO_STOP) {
@@ -808,40 +888,22 @@ static int train(Model *m, Run *run) {
         int64_t step = progress->step;
         skips = skipped ? skips + 1 : 0;
         log_step(&log, step, loss, norm, rate, seconds_now() - start, (double)N * run->accumulation, skipped);
-        bool last = step == o->steps;
-        if (run->val.count && (last || (o->val_every && step % o->val_every == 0))) {
-            ok = validate(m, run, &batch, &loss);
-            if (ok) log_validation(&log, step, loss);
+        if (run->val.count && (step == o->steps || (o->val_every && step % o->val_every == 0))) {
+            double val_loss;
+            ok = validate(m, run, &batch, &val_loss);
+            if (ok) log_validation(&log, step, val_loss);
         }
         if (o->sample_every && step % o->sample_every == 0 && m->config.vocab == BYTE_VOCAB) {
             log_break(&log);
             generate(m, o, *o->prompt ? o->prompt : "\n", step, stdout);
         }
-        if (o->save_every && step % o->save_every == 0 && !last && skips == 0) {
+        if (o->save_every && step % o->save_every == 0 && step < o->steps) {
             if (checkpoint_save(o->out, m->config, o, *progress, m->state)) saved = step;
             else warn("%s; training goes on", error_text);
         }
     }
     log_break(&log);
-    if (!ok) {
-        fprintf(stderr, "error: %s\n", error_text);
-        status = 1;
-    }
-    if (skips == SKIPS_TO_STOP) {
-        fprintf(stderr, "error: %d updates in a row had a loss or gradient that is not finite and were skipped; the weights are as before "
-                "them; a smaller --lr or another --seed may help\n", skips);
-        status = 1;
-    }
-    if (progress->step > saved && (ok || progress->step > first)) {
-        if (!checkpoint_save(o->out, m->config, o, *progress, m->state)) die_of_failure();
-        printf("saved %s/ckpt-%08lld\n", o->out, (long long)progress->step);
-    }
-    if (stop_requested) {
-        const char *quote = strpbrk(o->out, " \t*?[](){}&;$\"\\") ? "'" : "";
-        printf("stopped by a signal after step %lld; to go on: %s --out %s%s%s --resume auto\n", (long long)progress->step, run->program,
-               quote, o->out, quote);
-    }
-    if (progress->skipped) printf("%lld updates were skipped because they were not finite\n", (long long)progress->skipped);
+    int status = train_end(m, run, ok, skips == SKIPS_TO_STOP, progress->step > saved);
     fclose(log.jsonl);
     free(batch.window);
     free(batch.inputs);
@@ -858,12 +920,14 @@ int main(int argc, char **argv) {
     if (!run_setup(&run, argc, argv)) die_of_failure();
     const Options *o = &run.options;
     if (run.config.channels / run.config.heads > MAX_HS)
-        die("a head has %d channels (--channels / --heads); at most %d are supported", run.config.channels / run.config.heads, MAX_HS);
+        die("a head has %d channels (--channels / --heads); at most %d are supported", run.config.channels / run.config.heads,
+            MAX_HS);
     if (*o->prompt && run.config.vocab != BYTE_VOCAB)
-        die("--prompt needs a model of bytes (257 tokens); this one has %d tokens, whose tokenizer is not part of this program", run.config.vocab);
+        die("--prompt needs a model of bytes (257 tokens); this one has %d tokens, whose tokenizer is not part of this program",
+            run.config.vocab);
     bool training = run.trains || o->dry_run;
     size_t memory = model_plan(&model, run.config, training ? (int)o->batch : 1, training);
-    products_start(arithmetic, sizeof arithmetic);
+    matmul_start(arithmetic, sizeof arithmetic);
     if (training) run_print(&run, memory, arithmetic);
     if (o->dry_run) {
         model_free(&model);

@@ -67,7 +67,7 @@ static void memory(void) {
         if (!child) {
             char name[128];
             size_t parameters;
-            products_start(name, sizeof name);
+            matmul_start(name, sizeof name);
             seconds = time_steps(c, 1, T, T < 4096 ? 5 : 1, &parameters);
             _exit(write(ends[1], &seconds, sizeof seconds) != sizeof seconds);
         }
@@ -84,7 +84,7 @@ int main(int argc, char **argv) {
     char name[128];
     if (!strcmp(what, "memory")) memory();  // forks, so no threads may have been started before
     else if (!strcmp(what, "speed")) {
-        products_start(name, sizeof name);
+        matmul_start(name, sizeof name);
         printf("computes %s\n", name);
         speed();
     } else die("usage: %s speed|memory", argv[0]);

@@ -26,10 +26,11 @@ typedef struct {
     int64_t skipped;   // updates left out because the loss or the gradient was not finite
 } Progress;
 
-enum { PATH_SIZE = 4096 };
-static const char *const checkpoint_files[] = {"model.safetensors", "optimizer.safetensors", "config.json",
-                                               "tokenizer.json", "tokenizer_config.json", "manifest.json"};
-enum { CHECKPOINT_FILES = 6, CHECKPOINT_MANIFEST = 5 };
+// The manifest is last: it has the checksums of the others.
+enum { CHECKPOINT_MODEL, CHECKPOINT_OPTIMIZER, CHECKPOINT_CONFIG, CHECKPOINT_TOKENIZER, CHECKPOINT_TOKENIZER_CONFIG,
+       CHECKPOINT_MANIFEST, CHECKPOINT_FILES };
+static const char *const checkpoint_files[CHECKPOINT_FILES] = {"model.safetensors", "optimizer.safetensors", "config.json",
+                                                               "tokenizer.json", "tokenizer_config.json", "manifest.json"};
 
 // ---------------------------------------------------------------------------
 // Folders
@@ -168,7 +169,8 @@ static inline void checkpoint_write_manifest(FILE *file, const Options *o, Progr
 enum { MANIFEST_END_SIZE = 24 };
 
 // Writes the i-th file of a checkpoint into `folder` and syncs it.
-static inline bool checkpoint_write_file(const char *folder, int i, GptConfig c, const Options *o, Progress p, ModelState state, CheckedFile *files) {
+static inline bool checkpoint_write_file(const char *folder, int i, GptConfig c, const Options *o, Progress p, ModelState state,
+                                         CheckedFile *files) {
     static const char *const no_prefix[] = {""}, *const moments[] = {"m.", "v."};
     float *const weights[] = {state.weights}, *const mv[] = {state.m, state.v};
     char path[PATH_SIZE + 64], *text = NULL;
@@ -178,14 +180,15 @@ static inline bool checkpoint_write_file(const char *folder, int i, GptConfig c,
     memset(f, 0, sizeof *f);
     f->file = fopen(path, "wb");
     if (!f->file) return false;
-    if (i == 0) checkpoint_write_arrays(f, c, no_prefix, weights, 1);
-    if (i == 1) checkpoint_write_arrays(f, c, moments, mv, 2);
-    if (i >= 2) {
+    if (i == CHECKPOINT_MODEL) checkpoint_write_arrays(f, c, no_prefix, weights, 1);
+    else if (i == CHECKPOINT_OPTIMIZER) checkpoint_write_arrays(f, c, moments, mv, 2);
+    else {
         FILE *memory = open_memstream(&text, &length);
         if (!memory) die("out of memory: a checkpoint's %s", checkpoint_files[i]);
-        if (i == 2) config_write_json(memory, c);
-        if (i == 3) tokenizer_write_json(memory);
-        if (i == 4) fputs("{\"tokenizer_class\": \"PreTrainedTokenizerFast\", \"eos_token\": \"<|endoftext|>\","
+        if (i == CHECKPOINT_CONFIG) config_write_json(memory, c);
+        if (i == CHECKPOINT_TOKENIZER) tokenizer_write_json(memory);
+        if (i == CHECKPOINT_TOKENIZER_CONFIG)
+            fputs("{\"tokenizer_class\": \"PreTrainedTokenizerFast\", \"eos_token\": \"<|endoftext|>\","
                           " \"bos_token\": \"<|endoftext|>\", \"clean_up_tokenization_spaces\": false}\n", memory);
         if (i == CHECKPOINT_MANIFEST) checkpoint_write_manifest(memory, o, p, files);
         fclose(memory);
@@ -197,8 +200,8 @@ static inline bool checkpoint_write_file(const char *folder, int i, GptConfig c,
     }
     bool ok = !f->failed && !fflush(f->file) && !fsync(fileno(f->file));
     int reason = errno;
-    ok = !fclose(f->file) && ok;
-    if (!ok) errno = reason;
+    if (fclose(f->file) && ok) return false;
+    errno = reason;
     return ok;
 }
 
@@ -291,25 +294,31 @@ static inline bool file_checksum(const char *path, uint32_t *crc, uint64_t *size
     return ok;
 }
 
-// Reads progress and options of a checkpoint of ours, after checking that every file has the size and CRC-32 that the
-// manifest gives it. Options given on the command line stay. False after fail().
-static inline bool checkpoint_read_manifest(const char *path, Progress *p, Options *o) {
+// The i-th file has the size and the CRC-32 that the manifest's entry for it says. False after fail().
+static inline bool checkpoint_file_whole(const char *path, int i, const Json *entry) {
+    char file[PATH_SIZE + 64];
+    uint32_t crc;
+    uint64_t size;
+    double bytes = json_number_or(entry, "bytes", 0);
+    if (entry && bytes == 0) return true;  // not written for this vocabulary
+    snprintf(file, sizeof file, "%s/%s", path, checkpoint_files[i]);
+    if (!file_checksum(file, &crc, &size)) return fail("%s is damaged: %s cannot be read: %s", path, checkpoint_files[i], strerror(errno));
+    if ((double)size != bytes)
+        return fail("%s is damaged: %s has %llu bytes instead of %.0f", path, checkpoint_files[i], (unsigned long long)size, bytes);
+    return crc == strtoul(json_string_or(entry, "crc32", ""), NULL, 16) ||
+           fail("%s is damaged: the checksum of %s is wrong", path, checkpoint_files[i]);
+}
+
+// Reads progress and options of a checkpoint of ours, after checking that all its files are whole. Options given on the
+// command line stay. False after fail(); *damaged says whether the checkpoint is, or something else forbids to read it.
+static inline bool checkpoint_read_manifest(const char *path, Progress *p, Options *o, bool *damaged) {
+    errno = 0;
     Json *json = checkpoint_read_json(path, "manifest.json");
-    if (!json) return false;
-    bool ok = json_number_or(json, "format", 0) == 1 || fail("%s/manifest.json is of an unknown format", path);
-    Json *files = json_get(json, "files");
-    for (int i = 0; ok && i < CHECKPOINT_MANIFEST; i++) {
-        char file[PATH_SIZE + 64];
-        uint32_t crc;
-        uint64_t size;
-        const Json *entry = json_get(files, checkpoint_files[i]);
-        double bytes = json_number_or(entry, "bytes", 0);
-        if (entry && bytes == 0) continue;  // not written for this vocabulary
-        snprintf(file, sizeof file, "%s/%s", path, checkpoint_files[i]);
-        if (!file_checksum(file, &crc, &size)) ok = fail("%s is damaged: %s cannot be read: %s", path, checkpoint_files[i], strerror(errno));
-        else if ((double)size != bytes) ok = fail("%s is damaged: %s has %llu bytes instead of %.0f", path, checkpoint_files[i], (unsigned long long)size, bytes);
-        else if (crc != strtoul(json_string_or(entry, "crc32", ""), NULL, 16)) ok = fail("%s is damaged: the checksum of %s is wrong", path, checkpoint_files[i]);
-    }
+    bool ok = json != NULL, known = json_number_or(json, "format", 1) == 1;
+    if (!known) ok = fail("%s/manifest.json is of an unknown format, perhaps of a newer version of this program", path);
+    for (int i = 0; ok && i < CHECKPOINT_MANIFEST; i++)
+        ok = checkpoint_file_whole(path, i, json_get(json_get(json, "files"), checkpoint_files[i]));
+    *damaged = !ok && known && (errno == 0 || errno == ENOENT);  // not if it may not be read, or the disk fails
     p->step = (int64_t)json_number_or(json, "step", -1);
     p->samples = (uint64_t)json_number_or(json, "samples", 0);
     p->skipped = (int64_t)json_number_or(json, "skipped", 0);
@@ -329,7 +338,7 @@ static inline bool checkpoint_read_array(SafeTensors *s, GptConfig c, const char
         char name[96];
         snprintf(name, sizeof name, "%s%s", prefix, table[i].name);
         const SafeTensor *t = safetensors_find(s, name);
-        if (!t) t = safetensors_find(s, table[i].name + strlen("transformer."));
+        if (!t && !*prefix) t = safetensors_find(s, table[i].name + strlen("transformer."));
         if (!t) ok = fail("%s has no tensor %s", s->path, name);
         else if (strcmp(t->dtype, "F32")) ok = fail("%s: tensor %s is %s; only F32 can be read", s->path, t->name, t->dtype);
         else if (t->rank != table[i].rank || memcmp(t->shape, table[i].shape, sizeof table[i].shape))

@@ -33,6 +33,7 @@ typedef struct {
     Shard *shards;
     int count;
     int vocab;                // the same for all of them
+    bool text;                // one of them at least is a text
     size_t begin, end;        // the part of the stream that is used
     int seq;                  // T
     uint64_t seed;
@@ -107,7 +108,7 @@ static inline int data_by_name(const void *a, const void *b) { return strcmp(*(c
 // data_cut before windows are read. False after fail(); data_close frees in either case.
 static inline bool data_open(Data *data, const char *pattern) {
     memset(data, 0, sizeof *data);
-    char in_folder[4096];
+    char in_folder[PATH_SIZE];
     struct stat info;
     bool exists = !stat(pattern, &info);
     if (exists && S_ISDIR(info.st_mode)) {
@@ -140,6 +141,7 @@ static inline bool data_open(Data *data, const char *pattern) {
             ok = fail("%s has tokens of a vocabulary of %d and %s of %d, which do not mix; name the files of one kind",
                       data->shards[0].path, data->shards[0].vocab, path, shard->vocab);
         data->vocab = shard->vocab;
+        data->text = data->text || shard->text;
     }
     if (!single) globfree(&found);
     if (ok && !data->count) return fail("no data file matches '%s', only folders", pattern);
@@ -156,7 +158,7 @@ static inline bool data_cut(Data *data, size_t begin, size_t end, int seq, uint6
     size_t length = end - begin, T = (size_t)seq;
     if (length < T + 1)
         return fail("%s has %zu tokens, and a sequence of T = %d needs %zu; give more text, a smaller --seq%s", option, length,
-                    seq, T + 1, begin ? " or a larger --val-fraction" : " or a smaller --val-fraction");
+                    seq, T + 1, begin ? " or a larger --val-fraction" : "");
     // One window fewer than would fit, so that an epoch can begin its cuts anywhere within one window's length.
     data->windows = (length - 1) / T;
     if (data->windows > 1) data->windows--;
@@ -191,7 +193,8 @@ static inline bool data_read(const Data *data, size_t at, size_t count, int voca
         }
         free(bytes);
         if (got != (ssize_t)wanted)
-            return fail("cannot read the data file %s: %s", shard->path, got < 0 ? strerror(reason) : "it is shorter than it was at the start");
+            return fail("cannot read the data file %s: %s", shard->path,
+                        got < 0 ? strerror(reason) : "it is shorter than it was at the start");
         out += n;
         at += n;
         count -= n;

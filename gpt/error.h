@@ -13,6 +13,8 @@
 
 #define PRINTF_LIKE(format_at, args_at) __attribute__((format(printf, format_at, args_at)))
 
+enum { PATH_SIZE = 4096 };  // longest path, with its NUL
+
 static char error_text[2048];  // the sentence of the last fail()
 
 // Remembers the sentence and returns false, so that `return fail(...)` reads well.
@@ -44,7 +46,7 @@ __attribute__((noreturn)) static inline void die_of_failure(void) {
 
 #define die(...) (fail(__VA_ARGS__), die_of_failure())
 
-// malloc of count elements, zeroed, that never returns NULL; `what` names it in the error. The caller frees.
+// calloc that never returns NULL; `what` names the memory in the error. The caller frees.
 static inline void *allocate(size_t count, size_t element_size, const char *what) {
     void *memory = calloc(count ? count : 1, element_size);
     if (!memory)

@@ -1,10 +1,11 @@
 // JSON, as much of it as checkpoints need: parse a text into a tree, look values up, write strings escaped.
 //
 // Every tree comes from json_parse and is given back with json_free. Numbers are doubles, exact up to 2^53.
-// Nesting is limited, so a hostile file cannot overflow the stack. Grammar: RFC 8259.
+// Nesting is limited, so a hostile file cannot overflow the stack. Grammar: RFC 8259, and a little more in numbers (01, .5).
 #ifndef GPT_JSON_H
 #define GPT_JSON_H
 
+#include <math.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -94,6 +95,7 @@ static inline bool json_string(JsonReader *r, char **text) {
             if ((low & 0xFC00) != 0xDC00) return json_error(r, "a second surrogate");
             code = 0x10000 + ((code - 0xD800) << 10) + ((low - 0xDC00) & 0x3FF);
         }
+        else if (code >= 0xDC00 && code < 0xE000) return json_error(r, "a first surrogate");
         if (code == 0) return json_error(r, "no NUL inside a string");
         out = json_put_utf8(out, code);
     }
@@ -176,6 +178,16 @@ static inline double json_number_or(const Json *object, const char *key, double 
 static inline const char *json_string_or(const Json *object, const char *key, const char *otherwise) {
     Json *node = json_get(object, key);
     return node && node->type == JSON_STRING ? node->string : otherwise;
+}
+
+// The shortest text that reads back as the same number; `null` for what JSON cannot say. `text` has room for 32 characters.
+static inline const char *json_number_text(double value, char *text) {
+    strcpy(text, "null");
+    for (int digits = 6; isfinite(value) && digits <= 17; digits++) {
+        snprintf(text, 32, "%.*g", digits, value);
+        if (strtod(text, NULL) == value) break;
+    }
+    return text;
 }
 
 // Writes `text` in quotes. Bytes of UTF-8 pass through.

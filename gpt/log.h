@@ -25,16 +25,19 @@ typedef struct {
     double start;         // when the first step began, for the time left
 } Log;
 
-// Opens folder/log.jsonl for a run that goes on after `step` (0: from the start). Lines of later steps, which a crash can
+// Opens folder/log.jsonl for a run that goes on after `step` (0: from the start; a log that is there becomes log.jsonl.old). Lines of later steps, which a crash can
 // leave behind, are cut off, so that the log reads as one run. False after fail().
 static inline bool log_open(Log *log, const char *folder, long long step, long long steps, long long every) {
-    char path[4096], line[1024];
+    char path[PATH_SIZE], line[1024];
     snprintf(path, sizeof path, "%s/log.jsonl", folder);
+    char old[PATH_SIZE + 8];
+    snprintf(old, sizeof old, "%s.old", path);
+    if (step == 0) rename(path, old);
     FILE *file = fopen(path, "a+");
     if (!file) return fail("cannot write %s: %s; choose another --out", path, strerror(errno));
     off_t keep = 0;
     rewind(file);
-    while (step > 0 && fgets(line, sizeof line, file)) {
+    while (fgets(line, sizeof line, file)) {
         const char *found = strstr(line, "\"step\": ");
         if (!strchr(line, '\n') || (found && strtoll(found + 8, NULL, 10) > step)) break;
         keep = ftello(file);
@@ -69,13 +72,6 @@ PRINTF_LIKE(2, 3) static inline void log_json(Log *log, const char *format, ...)
     warned = warned || !ok;
 }
 
-// A float as JSON: nine digits bring back the same float, and null stands for what JSON cannot say.
-static inline const char *log_number(double value, char *text) {
-    if (isfinite(value)) snprintf(text, 32, "%.9g", value);
-    else strcpy(text, "null");
-    return text;
-}
-
 static inline const char *log_duration(double seconds, char *text) {
     long s = seconds > 0 ? (long)(seconds + 0.5) : 0;
     if (s < 60) snprintf(text, 32, "%lds", s);
@@ -87,11 +83,12 @@ static inline const char *log_duration(double seconds, char *text) {
 
 // Update number `step` (the first is 1) is done: its loss before the update, gradient norm before clipping, learning
 // rate, duration and tokens. `skipped` says that the update was left out.
-static inline void log_step(Log *log, long long step, double loss, double norm, double rate, double seconds, double tokens, bool skipped) {
-    char a[32], b[32], left[32];
+static inline void log_step(Log *log, long long step, double loss, double norm, double rate, double seconds, double tokens,
+                            bool skipped) {
+    char a[32], b[32], c[32], left[32];
     double pace = (seconds_now() - log->start) / (double)(step - log->first);
-    log_json(log, "{\"step\": %lld, \"loss\": %s, \"norm\": %s, \"lr\": %.9g, \"ms\": %.3f, \"tokens_per_second\": %.1f%s}\n", step,
-             log_number(loss, a), log_number(norm, b), rate, 1e3 * seconds, tokens / seconds, skipped ? ", \"skipped\": true" : "");
+    log_json(log, "{\"step\": %lld, \"loss\": %s, \"norm\": %s, \"lr\": %s, \"ms\": %.3f, \"tokens_per_second\": %.1f%s}\n", step,
+             json_number_text(loss, a), json_number_text(norm, b), json_number_text(rate, c), 1e3 * seconds, tokens / seconds, skipped ? ", \"skipped\": true" : "");
     bool report = step % log->every == 0 || step == log->steps || step == log->first + 1 || skipped;
     if (!report && !log->terminal) return;
     if (log->in_place) fputs("\r\033[K", stdout);  // back to the start of the line, and clear it
@@ -106,7 +103,7 @@ static inline void log_step(Log *log, long long step, double loss, double norm, 
 static inline void log_validation(Log *log, long long step, double loss) {
     char a[32];
     log_break(log);
-    log_json(log, "{\"step\": %lld, \"val_loss\": %s}\n", step, log_number(loss, a));
+    log_json(log, "{\"step\": %lld, \"val_loss\": %s}\n", step, json_number_text(loss, a));
     printf("step %*lld/%lld | validation loss %.4f\n", snprintf(NULL, 0, "%lld", log->steps), step, log->steps, loss);
     fflush(stdout);
 }

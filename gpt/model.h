@@ -1,6 +1,6 @@
 // The shape of a GPT-2 model: its sizes, the presets, and the table of its parameter tensors.
 //
-// Everything that walks over the parameters (initialization, checkpoints, weight decay, both trainers' pointers)
+// Everything that walks over the parameters (initialization, checkpoints, weight decay, a trainer's pointers)
 // walks over this one table, in this one order. Linear weights are (in, out), as Hugging Face's GPT-2 has them, so
 // checkpoints need no transposition: y = x W + b.
 #ifndef GPT_MODEL_H
@@ -33,6 +33,14 @@ static inline const GptPreset *gpt_preset(const char *name) {
     for (int i = 0; i < GPT_PRESETS; i++)
         if (!strcmp(name, gpt_presets[i].name)) return &gpt_presets[i];
     return NULL;
+}
+
+// The names of all presets, separated by commas.
+static inline const char *gpt_preset_names(void) {
+    static char names[256];
+    *names = 0;
+    for (int i = 0; i < GPT_PRESETS; i++) strcat(strcat(names, i ? ", " : ""), gpt_presets[i].name);
+    return names;
 }
 
 static inline bool gpt_config_check(GptConfig c) {

@@ -3,7 +3,6 @@
 #ifndef GPT_OPTIONS_H
 #define GPT_OPTIONS_H
 
-#include <math.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -117,13 +116,7 @@ static inline const char *option_text(const Options *o, const OptionRow *row, ch
     if (row->type == OPTION_TEXT) snprintf(text, size, "%s", field);
     if (row->type == OPTION_FLAG) snprintf(text, size, "%s", *(const bool *)field ? "true" : "false");
     if (row->type == OPTION_INT) snprintf(text, size, "%lld", (long long)*(const int64_t *)field);
-    if (row->type == OPTION_REAL) {  // the shortest text that reads back as the same number
-        double value = *(const double *)field;
-        for (int digits = 6; digits <= 17; digits++) {
-            snprintf(text, size, "%.*g", digits, value);
-            if (strtod(text, NULL) == value) break;
-        }
-    }
+    if (row->type == OPTION_REAL) json_number_text(*(const double *)field, text);
     return text;
 }
 

@@ -1,4 +1,4 @@
-// What both trainers do before the first step: options, data, the model's shape, where to start from, what it will take.
+// What a trainer does before the first step: options, data, the model's shape, where to start from, what it will take.
 #ifndef GPT_RUN_H
 #define GPT_RUN_H
 
@@ -15,6 +15,7 @@ typedef struct {
     Options options;
     GptConfig config;
     bool trains;                 // has data and steps to do
+    bool locked;                 // the output folder is ours
     char start_from[PATH_SIZE];  // a checkpoint's folder, or "" for fresh weights
     bool resumes;                // go on where start_from stopped, rather than only take its weights
     Progress progress;
@@ -30,7 +31,7 @@ static volatile sig_atomic_t stop_requested;
 
 static void stop_on_signal(int signal_number) {
     stop_requested = signal_number;
-    signal(SIGINT, SIG_DFL);
+    signal(SIGINT, SIG_DFL);  // the next one, of either kind, ends the program at once
     signal(SIGTERM, SIG_DFL);
 }
 
@@ -38,49 +39,46 @@ static inline void catch_signals(void) {
     struct sigaction action;
     memset(&action, 0, sizeof action);
     action.sa_handler = stop_on_signal;
-    action.sa_flags = (int)(SA_RESETHAND | SA_RESTART);  // the next one finds the default: an end at once
+    action.sa_flags = SA_RESTART;
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
 }
 
 // ---------------------------------------------------------------------------
 
+// Makes the output folder and locks it, once.
+static inline bool run_lock_output(Run *run) {
+    if (!run->locked) run->locked = folder_claim(run->options.out);
+    return run->locked;
+}
+
 // Finds the checkpoint for --resume and takes its progress and options over. With "auto" a damaged one is set aside
 // and the one before it is used. False after fail().
 static inline bool run_find_resume(Run *run) {
     Options *o = &run->options;
-    bool automatic = !strcmp(o->resume, "auto") || !strcmp(o->resume, "1");
+    bool damaged;
     if (!strcmp(o->resume, "no") || !strcmp(o->resume, "0")) return true;
-    if (!automatic) {
+    if (strcmp(o->resume, "auto") && strcmp(o->resume, "1")) {
         snprintf(run->start_from, PATH_SIZE, "%s", o->resume);
         if (!checkpoint_newest(o->resume, INT64_MAX, run->start_from) && access(run->start_from, F_OK))
             return fail("there is no checkpoint %s; --resume takes auto or a checkpoint's folder", o->resume);
         run->resumes = true;
-        return checkpoint_read_manifest(run->start_from, &run->progress, o);
+        return checkpoint_read_manifest(run->start_from, &run->progress, o, &damaged);
     }
+    char aside[PATH_SIZE + 32] = "";
     while (checkpoint_newest(o->out, INT64_MAX, run->start_from)) {
-        run->resumes = checkpoint_read_manifest(run->start_from, &run->progress, o);
+        run->resumes = checkpoint_read_manifest(run->start_from, &run->progress, o, &damaged);
         if (run->resumes) return true;
-        char aside[PATH_SIZE + 32];
+        if (!damaged || o->dry_run || !run_lock_output(run)) return false;
         snprintf(aside, sizeof aside, "%s.damaged", run->start_from);
         for (int n = 2; !access(aside, F_OK); n++) snprintf(aside, sizeof aside, "%s.damaged-%d", run->start_from, n);
-        if (o->dry_run) return false;
         if (rename(run->start_from, aside)) return fail("%s, and it cannot be renamed: %s", error_text, strerror(errno));
-        warn("%s; it is set aside as %s, and the checkpoint before it is used", error_text, aside);
+        warn("%s; it is set aside as %s", error_text, aside);
     }
+    if (*aside) return fail("no whole checkpoint is left in %s; to start anew, choose another --out", o->out);
     *run->start_from = 0;
     memset(&run->progress, 0, sizeof run->progress);
     return true;
-}
-
-// A size that the command line gives must be the one that the checkpoint has.
-static inline bool run_same(const Options *o, int option, long long wanted, int found, const char *from) {
-    char dashed[32];
-    const OptionRow *row = NULL;
-    for (int i = 0; i < OPTION_ROWS; i++) if (option_rows[i].index == option) row = &option_rows[i];
-    if (!o->given[option] || wanted == 0 || wanted == found) return true;
-    return fail("--%s %lld does not fit the checkpoint %s, which has %d; leave the option out, or start anew without the checkpoint",
-                option_dashed(row, dashed), wanted, from, found);
 }
 
 // The model's shape: from the checkpoint that is started from, or from the preset and the single sizes. V stays 0 if
@@ -95,27 +93,25 @@ static inline bool run_find_shape(Run *run) {
         char config[PATH_SIZE + 16];
         if (!checkpoint_newest(o->model, INT64_MAX, run->start_from) &&
             (snprintf(config, sizeof config, "%s/config.json", o->model), access(config, R_OK)))
-            return fail("--model %s is neither a preset (tiny, d6, d12, d24, d36, d48) nor a folder with a checkpoint", o->model);
+            return fail("--model %s is neither a preset (%s) nor a folder with a checkpoint", o->model, gpt_preset_names());
     }
-    if (run->resumes || from_model) {
-        if (!checkpoint_read_config(run->start_from, c)) return false;
-        GptPreset wanted = {"", (int)o->layers, (int)o->heads, (int)o->channels, (int)o->seq};
-        if (preset && o->given[OPTION_model]) {  // a preset named on the command line stands for its sizes
-            if (!o->given[OPTION_layers]) wanted.layers = preset->layers, o->given[OPTION_layers] = true;
-            if (!o->given[OPTION_heads]) wanted.heads = preset->heads, o->given[OPTION_heads] = true;
-            if (!o->given[OPTION_channels]) wanted.channels = preset->channels, o->given[OPTION_channels] = true;
+    const struct { int option; const char *name; int64_t wanted; int preset; int *size; } sizes[] = {
+        {OPTION_layers, "layers", o->layers, preset ? preset->layers : 0, &c->layers},
+        {OPTION_heads, "heads", o->heads, preset ? preset->heads : 0, &c->heads},
+        {OPTION_channels, "channels", o->channels, preset ? preset->channels : 0, &c->channels},
+        {OPTION_seq, "seq", o->seq, preset ? preset->seq : 0, &c->seq},
+        {OPTION_vocab, "vocab", o->vocab, 0, &c->vocab}};
+    if ((run->resumes || from_model) && !checkpoint_read_config(run->start_from, c)) return false;
+    for (int i = 0; i < 5; i++) {
+        if (!run->resumes && !from_model) {
+            *sizes[i].size = sizes[i].wanted ? (int)sizes[i].wanted : sizes[i].preset;
+            continue;
         }
-        if (!run_same(o, OPTION_layers, wanted.layers, c->layers, run->start_from) ||
-            !run_same(o, OPTION_heads, wanted.heads, c->heads, run->start_from) ||
-            !run_same(o, OPTION_channels, wanted.channels, c->channels, run->start_from) ||
-            !run_same(o, OPTION_seq, wanted.seq, c->seq, run->start_from) ||
-            !run_same(o, OPTION_vocab, o->vocab, c->vocab, run->start_from)) return false;
-    } else {
-        c->layers = o->layers ? (int)o->layers : preset->layers;
-        c->heads = o->heads ? (int)o->heads : preset->heads;
-        c->channels = o->channels ? (int)o->channels : preset->channels;
-        c->seq = o->seq ? (int)o->seq : preset->seq;
-        c->vocab = (int)o->vocab;
+        // A size that the command line gives, itself or by a preset's name, must be the one that the checkpoint has.
+        int64_t wanted = o->given[sizes[i].option] ? sizes[i].wanted : o->given[OPTION_model] && i < 3 ? sizes[i].preset : 0;
+        if (wanted && wanted != *sizes[i].size)
+            return fail("--%s %lld does not fit the checkpoint %s, which has %d; leave the option out, or start anew without the "
+                        "checkpoint", sizes[i].name, (long long)wanted, run->start_from, *sizes[i].size);
     }
     return gpt_config_check(*c);
 }
@@ -133,16 +129,13 @@ static inline bool run_open_data(Run *run) {
     } else if (held_out && !data_open(&run->val, o->data)) return false;
     if (!run->config.vocab) run->config.vocab = vocab;
     // Bytes mean something only to a byte model: text for another vocabulary would train nonsense.
-    bool text = vocab == BYTE_VOCAB;
-    if (text && run->config.vocab < BYTE_VOCAB)
-        return fail("--vocab %d is too small for %s, whose bytes need %d", run->config.vocab, o->data, BYTE_VOCAB);
-    if (text && run->resumes == false && *run->start_from && run->config.vocab != BYTE_VOCAB)
-        return fail("%s is text, which is read as bytes, but the model %s has %d tokens; give it a .bin shard of its own tokens",
-                    o->data, run->start_from, run->config.vocab);
+    if (run->train.text && run->config.vocab != BYTE_VOCAB)
+        return fail("%s is text, which is read as bytes with a vocabulary of %d, and the model has one of %d; %s", o->data, BYTE_VOCAB,
+                    run->config.vocab, *run->start_from ? "give it a .bin shard of its own tokens" : "leave --vocab out");
     uint64_t seed = (uint64_t)o->seed;
     int T = run->config.seq;
     return data_cut(&run->train, 0, tokens - held_out, T, seed, "--data") &&
-           (!run->val.count || data_cut(&run->val, tokens - held_out == tokens ? 0 : tokens - held_out, run->val.end, T, seed,
+           (!run->val.count || data_cut(&run->val, *o->val_data ? 0 : tokens - held_out, run->val.end, T, seed,
                                         *o->val_data ? "--val-data" : "the held-out part of --data"));
 }
 
@@ -176,6 +169,9 @@ static inline bool run_setup(Run *run, int argc, char **argv) {
     if (o->total_batch % batch_tokens)
         return fail("--total-batch %lld is no multiple of --batch times --seq, %lld x %d = %lld; choose one that is",
                     (long long)o->total_batch, (long long)o->batch, run->config.seq, (long long)batch_tokens);
+    if (batch_tokens > INT32_MAX)
+        return fail("--batch %lld times --seq %d is %lld tokens at once; at most %d can be computed, and --total-batch accumulates more",
+                    (long long)o->batch, run->config.seq, (long long)batch_tokens, INT32_MAX);
     if (o->total_batch / batch_tokens > INT32_MAX)
         return fail("--total-batch %lld is %lld batches of %lld tokens; at most %d can be accumulated", (long long)o->total_batch,
                     (long long)(o->total_batch / batch_tokens), (long long)batch_tokens, INT32_MAX);
@@ -190,18 +186,39 @@ static inline bool run_setup(Run *run, int argc, char **argv) {
 }
 
 // Takes the output folder: nobody else's, and not one with checkpoints that this run would mix with.
-static inline bool run_claim_output(const Run *run) {
+static inline bool run_claim_output(Run *run) {
     char newest[PATH_SIZE];
     const Options *o = &run->options;
-    if (!folder_claim(o->out)) return false;
+    if (!run_lock_output(run)) return false;
     if (!checkpoint_newest(o->out, INT64_MAX, newest)) return true;
     long long step = checkpoint_step(strrchr(newest, '/') + 1);
     if (!run->resumes)
         return fail("%s already holds a run, saved at step %lld; --resume auto goes on with it, another --out starts a new one", o->out, step);
     if (step > run->progress.step)
-        return fail("%s holds a later checkpoint, of step %lld, than the step %lld resumed from; choose another --out or move the later ones away",
-                    o->out, step, (long long)run->progress.step);
+        return fail("%s holds a later checkpoint, of step %lld, than the step %lld resumed from; choose another --out or move the "
+                    "later ones away", o->out, step, (long long)run->progress.step);
     return true;
+}
+
+// Writes a word for a shell.
+static inline void print_quoted(const char *word) {
+    bool plain = *word && strspn(word, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_./-+=:,@%") == strlen(word);
+    if (!plain) putchar('\'');
+    for (const char *c = word; *c; c++) *c == '\'' ? (void)fputs("'\\''", stdout) : (void)putchar(*c);
+    if (!plain) putchar('\'');
+}
+
+// After a signal: how to go on.
+static inline void run_print_stopped(const Run *run) {
+    printf("stopped by a signal after step %lld", (long long)run->progress.step);
+    if (run->progress.step > 0) {
+        fputs("; to go on: ", stdout);
+        print_quoted(run->program);
+        fputs(" --out ", stdout);
+        print_quoted(run->options.out);
+        fputs(" --resume auto", stdout);
+    }
+    putchar('\n');
 }
 
 // The configuration and what the run will take. `memory` is the trainer's count of bytes.
@@ -216,7 +233,8 @@ static inline void run_print(const Run *run, size_t memory, const char *arithmet
     printf("computes      %s\n", arithmetic);
     printf("memory        %.1f MiB\n", (double)memory / 1048576);
     if (run->train.count) {
-        printf("disk          %.1f MiB: up to %.0f checkpoint%s of %.1f MiB\n", saves * checkpoint / 1048576, saves, saves == 1 ? "" : "s", checkpoint / 1048576);
+        printf("disk          %.1f MiB: up to %.0f checkpoint%s of %.1f MiB\n", saves * checkpoint / 1048576, saves,
+               saves == 1 ? "" : "s", checkpoint / 1048576);
         double tokens = (double)o->steps * (double)o->total_batch, train = (double)(run->train.end - run->train.begin);
         printf("data          %zu tokens to train on in %d file%s, %zu to validate\n", run->train.end - run->train.begin,
                run->train.count, run->train.count == 1 ? "" : "s", run->val.count ? run->val.end - run->val.begin : 0);

@@ -162,7 +162,7 @@ cp -r run/ckpt-00000010 whole; mkdir run/ckpt-00000099.tmp; touch run/ckpt-00000
 for file in model.safetensors optimizer.safetensors config.json manifest.json; do
     damage "run/ckpt-00000010/$file" 100
     go --resume auto --out run
-    ended 0 "warning: *damaged*ckpt-00000010.damaged*checkpoint before it is used"
+    ended 0 "warning: *damaged: *; it is set aside as run/ckpt-00000010.damaged*"
     says '^resumes from *run/ckpt-00000008, step 8'
     same whole run/ckpt-00000010; logged run 10
 done
@@ -171,12 +171,15 @@ fine --resume auto --out run; says 'all of the 10 steps are done; a larger --ste
 same whole run/ckpt-00000010
 end
 
-new 'a damaged checkpoint with none before it: starts anew, from step 1'
+new 'a damaged checkpoint with none before it: an error, and a log that is kept'
 fine "${short[@]}" --steps 10 --out run
 cp -r run/ckpt-00000010 whole; damage run/ckpt-00000010/model.safetensors
+cp run/log.jsonl before
 go "${short[@]}" --steps 10 --resume auto --out run
-ended 0 'warning: *damaged*'
-same whole run/ckpt-00000010 "${arrays[@]}"; logged run 10
+ended 1 'warning: *damaged*error: no whole checkpoint is left in run; *another --out'
+cmp -s before run/log.jsonl || wrong 'the log was changed'
+fine "${short[@]}" --steps 10 --resume auto --out run # insisting helps
+same whole run/ckpt-00000010 "${arrays[@]}"; logged run 10; cmp -s before run/log.jsonl.old || wrong 'the old log is lost'
 end
 
 new 'two runs are the same to the bit, another seed is not'
@@ -209,7 +212,7 @@ for how in INT.130 TERM.143; do
     kill "-$signal" "$pid"; finish
     ended "$status" ''
     step=$(sed -n 's/.*"step": \([0-9]*\), "loss".*/\1/p' run/log.jsonl | tail -n 1)
-    says "^stopped by a signal after step $step; to go on: $program --out run --resume auto"
+    says "^stopped by a signal after step $step; to go on: $program --out run --resume auto$"
     read -ra arguments < <(sed -n 's/.*to go on: [^ ]* //p' "$tmp/out")
     fine "${short[@]}" "${endless[@]}" --total-batch 512 --out whole --steps "$step"
     same "$(newest)" "$(printf 'whole/ckpt-%08d' "$step")" "${arrays[@]}"
@@ -286,7 +289,7 @@ tokens "$tmp/short.txt" | shard other.bin 20240520 1 501 0
 refuse 'good.bin has tokens of a vocabulary of 257 and other.bin of 50257*' "${text[@]}" --data '{other,good}.bin'
 refuse '--data has tokens of a vocabulary of 257 and --val-data of 50257; *' "${short[@]}" --data good.bin --val-data other.bin
 refuse '--prompt needs a model of bytes*300 tokens*' "${text[@]}" --data good.bin --vocab 300 --prompt The
-refuse '--vocab 100 is too small for *text.txt, whose bytes need 257' "${text[@]}" --vocab 100
+refuse '*text.txt is text*with a vocabulary of 257*of 100; leave --vocab out' "${text[@]}" --vocab 100
 end
 
 new 'a token that the vocabulary lacks; the mended command works at once'

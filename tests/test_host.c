@@ -987,9 +987,9 @@ TEST(log_numbers_and_durations) {
         CHECK(!strcmp(log_duration(known[i].seconds, text), known[i].text), "%g s: %s", known[i].seconds, text);
     for (int i = 0; i < 100000; i++) {
         uint64_t bits = draw();
-        float x;
-        memcpy(&x, &bits, 4);
-        CHECK(isfinite(x) ? strtof(log_number(x, text), NULL) == x : !strcmp(log_number(x, text), "null"), "%.12g: %s", x, text);
+        double x;
+        memcpy(&x, &bits, 8);
+        CHECK(isfinite(x) ? strtod(json_number_text(x, text), NULL) == x : !strcmp(json_number_text(x, text), "null"), "%.12g: %s", x, text);
     }
 }
 
@@ -1068,11 +1068,13 @@ static void save(const char *folder, int64_t step, const char *more, const char 
     CHECK(checkpoint_save(folder, small, &o, (Progress){step, (uint64_t)step * 4, 2}, saved_state), "%s", error_text);
 }
 
+static bool checkpoint_damaged;  // what the last reading of a manifest said
+
 static bool sound(const char *path) {
     Progress p;
     Options o;
     options_defaults(&o);
-    return checkpoint_read_manifest(path, &p, &o);
+    return checkpoint_read_manifest(path, &p, &o, &checkpoint_damaged);
 }
 
 static bool same_as_saved(const char *path) {
@@ -1102,7 +1104,7 @@ TEST(checkpoint_round_trip) {
     const char *path = "./ckpt-123456789012";
     save(".", 123456789012, "--lr", "0.1234567890123");
     CHECK(entries(".") == 1 && entries(path) == 6 && same_as_saved(path), "arrays came back with other bits");
-    CHECK(checkpoint_read_manifest(path, &p, &o) && p.step == 123456789012 && p.samples == 493827156048 && p.skipped == 2, "%s", error_text);
+    CHECK(checkpoint_read_manifest(path, &p, &o, &checkpoint_damaged) && p.step == 123456789012 && p.samples == 493827156048 && p.skipped == 2, "%s", error_text);
     CHECK(o.lr == 0.1234567890123 && o.steps == 40 && o.keep == 0 && checkpoint_read_config(path, &c) && !memcmp(&c, &small, sizeof c), "%s", error_text);
     Json *config = checkpoint_read_json(path, "config.json"), *manifest = checkpoint_read_json(path, "manifest.json");
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) CHECK(json_number_or(config, keys[i].key, -1) == keys[i].value, "%s", keys[i].key);
@@ -1138,6 +1140,7 @@ TEST(checkpoint_damage_is_noticed) {
             put(file, bytes, size);
             bytes[place] ^= (char)bit;
             REFUSED(sound(path), name);
+            CHECK(checkpoint_damaged);
             put(file, bytes, place < size - 3 ? place : size - 3);
             REFUSED(sound(path), name);
         }
@@ -1154,6 +1157,7 @@ TEST(checkpoint_damage_is_noticed) {
     snprintf(text + length, sizeof text - length, "  \"crc32\": \"%08x\"\n}\n", slow_crc32((const unsigned char *)text, length));
     put_text(manifest, text);
     REFUSED(sound(path), "unknown format");
+    CHECK(!checkpoint_damaged);
 }
 
 TEST(checkpoint_other_shapes_and_names) {
@@ -1297,13 +1301,14 @@ TEST(run_setup_refuses) {
         {"--val-data has 6 tokens", {"--data", "book.txt", "--seq", "16", "--val-data", "short.txt"}}, {"--out is empty", {"--out="}},
         {"a vocabulary of 257 and --val-data of 1000", {"--data", "book.txt", "--seq", "16", "--val-data", "counting.bin"}},
         {"at most 2147483647 can be", {"--data", "book.txt", "--seq", "1", "--batch", "1", "--total-batch", "1000000000000"}},
-        {"--vocab 256 is too small for book.txt, whose bytes need 257", {"--data", "book.txt", "--seq", "16", "--vocab", "256"}},
+        {"the model has one of 256; leave --vocab out", {"--data", "book.txt", "--seq", "16", "--vocab", "256"}},
+        {"2147483648 tokens at once", {"--dry-run", "--seq", "2048", "--batch", "1048576"}},
         {"--channels 30 is not a multiple of --heads 4", {"--data", "book.txt", "--channels", "30", "--heads", "4"}},
         {"nothing to do", {"--steps", "9"}}, {"--steps 0 trains nothing", {"--steps", "0", "--data", "book.txt"}}, {"nothing to do", {"--model", "seven"}},
         {"--prompt needs a trained model", {"--prompt", "Once"}}, {"none.txt: No such file", {"--data", "none.txt"}}, {"unknown option", {"--dat", "book.txt"}},
         {"--model d13 is neither a preset (tiny, d6, d12, d24, d36, d48) nor a folder", {"--data", "book.txt", "--model", "d13"}},
         {"there is no checkpoint none", {"--data", "book.txt", "--resume", "none"}},
-        {"the model words has 300 tokens; give it a .bin shard", {"--data", "book.txt", "--model", "words"}},
+        {"the model has one of 300; give it a .bin shard", {"--data", "book.txt", "--model", "words"}},
         {"--layers 3 does not fit the checkpoint seven/ckpt-00000007, which has 2", {"--resume", "seven", "--layers", "3"}},
         {"--heads 1 does not fit the checkpoint seven/ckpt-00000007, which has 2", {"--resume", "auto", "--out", "seven", "--heads", "1"}},
         {"--channels 16 does not fit the checkpoint seven/ckpt-00000007, which has 8", {"--model", "seven", "--data", "book.txt", "--channels", "16"}},
@@ -1339,8 +1344,9 @@ TEST(run_setup_from_a_checkpoint) {
     CHECK(exists("seven/ckpt-00000009") && run_child(resume_damaged) == 0 && strstr(child_output, "resumes 1 from 'seven/ckpt-00000007' at 7, 28"));
     CHECK(strstr(child_output, "warning: seven/ckpt-00000009 is damaged") && strstr(child_output, "aside as seven/ckpt-00000009.damaged"), "%s", child_output);
     CHECK(!exists("seven/ckpt-00000009") && entries("seven/ckpt-00000009.damaged") == 6);
-    CHECK(!truncate("seven/ckpt-00000007/model.safetensors", 1000) && new_folder("seven/ckpt-00000007.damaged") && run_child(resume_damaged) == 0);
-    CHECK(exists("seven/ckpt-00000007.damaged-2") && strstr(child_output, "resumes 0 from '' at 0, 0"), "with none left the run starts afresh: %s", child_output);
+    CHECK(!truncate("seven/ckpt-00000007/model.safetensors", 1000) && new_folder("seven/ckpt-00000007.damaged") && run_child(resume_damaged) == 99);
+    CHECK(exists("seven/ckpt-00000007.damaged-2") && strstr(child_output, "no whole checkpoint is left in seven"), "%s", child_output);
+    CHECK(run_child(resume_damaged) == 0 && strstr(child_output, "resumes 0 from '' at 0, 0"), "asked again, it starts afresh: %s", child_output);
 }
 
 static const char *const *run_arguments;

@@ -16,7 +16,7 @@ ifneq ($(filter train_gpt2 tokenize demo build/%,$(MAKECMDGOALS)),)
 MARCH := $(call takes,-march=$(ARCH))
 OPENMP := $(call takes,-fopenmp)
 ifeq ($(OPENMP),)
-$(warning $(CC) has no OpenMP here, so the program will use one core; on Debian: apt-get install libomp-dev)
+$(warning $(CC) has no OpenMP here, so the program will use one core; on Debian: apt-get install libomp-dev, on macOS: brew install libomp)
 OPENMP := $(call takes,-fopenmp-simd) -Wno-unknown-pragmas
 endif
 ifneq ($(BLAS),0)
@@ -28,7 +28,7 @@ endif
 # -Wno-pass-failed: at -O1 clang does not turn loops into vector instructions, and would say so for each.
 FLAGS = -std=gnu11 -D_GNU_SOURCE $(WARNINGS) $(CFLAGS) $(MARCH) $(OPENMP) $(if $(SANITIZE),-g -O1 -fsanitize=$(SANITIZE) -fno-sanitize-recover=all -Wno-pass-failed)
 HEADERS := $(wildcard gpt/*.h)
-VARIANT := build/$(notdir $(CC))$(if $(filter 0,$(BLAS)),-own)$(if $(SANITIZE),-sanitized)
+VARIANT := build/$(notdir $(lastword $(filter-out -%,$(CC))))$(if $(filter 0,$(BLAS)),-own)$(if $(SANITIZE),-sanitized)
 
 help:
 	@echo 'make demo         train a small GPT for about two minutes and let it write'

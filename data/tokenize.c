@@ -35,8 +35,9 @@ int main(int argc, char **argv) {
     char temporary[4096];
     uint64_t tokens = 0;
     if (argc < 3 || !strcmp(argv[1], "--help")) {
-        fprintf(argc < 2 || strcmp(argv[1], "--help") ? stderr : stdout, "usage: %s TEXT... SHARD.bin   (data/README.md describes shards)\n", argv[0]);
-        return argc < 2 || strcmp(argv[1], "--help");
+        bool asked = argc > 1 && !strcmp(argv[1], "--help");
+        fprintf(asked ? stdout : stderr, "usage: %s TEXT... SHARD.bin   (data/README.md describes shards)\n", argv[0]);
+        return !asked;
     }
     const char *path = argv[argc - 1];
     if (!access(path, F_OK)) die("%s exists; it is not written over: name a new file, or remove it", path);

@@ -13,7 +13,10 @@
 #pragma GCC diagnostic ignored "-Wunused-function"  // the training loop is not part of what is measured
 #include "train_gpt2.c"
 
-static int by_size(const void *a, const void *b) { return (*(const double *)a > *(const double *)b) - (*(const double *)a < *(const double *)b); }
+static int by_size(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
 
 // Median seconds of `timed` steps after one that warms up.
 static double time_steps(GptConfig config, int B, int T, int timed, size_t *parameters) {
@@ -74,7 +77,11 @@ static void memory(void) {
         if (wait4(child, &status, 0, &usage) < 0 || status || read(ends[0], &seconds, sizeof seconds) != sizeof seconds)
             die("the process for T = %d failed", T);
         close(ends[0]), close(ends[1]);
+#ifdef __APPLE__
+        double mib = (double)usage.ru_maxrss / 1048576;  // bytes there
+#else
         double mib = (double)usage.ru_maxrss / 1024;
+#endif
         printf("%7d %9.3f %13.1f %21.1f %20.0f\n", T, seconds, mib, mib * 1024 / T, 4.0 * c.layers * c.heads * T * T / 1048576);
     }
 }

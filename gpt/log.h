@@ -25,8 +25,8 @@ typedef struct {
     double start;         // when the first step began, for the time left
 } Log;
 
-// Opens folder/log.jsonl for a run that goes on after `step` (0: from the start; a log that is there becomes log.jsonl.old). Lines of later steps, which a crash can
-// leave behind, are cut off, so that the log reads as one run. False after fail().
+// Opens folder/log.jsonl for a run that goes on after `step`. Lines of later steps, which a crash can leave behind, are cut
+// off, so that the log reads as one run. At step 0 a log that is there becomes log.jsonl.old. False after fail().
 static inline bool log_open(Log *log, const char *folder, long long step, long long steps, long long every) {
     char path[PATH_SIZE], line[1024];
     snprintf(path, sizeof path, "%s/log.jsonl", folder);

@@ -46,9 +46,9 @@ $(VARIANT)/flags: always
 	@echo '$(CC) $(FLAGS) $(BLAS_FLAGS)' | cmp -s - $@ || echo '$(CC) $(FLAGS) $(BLAS_FLAGS)' > $@
 
 $(VARIANT)/train_gpt2: train_gpt2.c
-$(VARIANT)/test_gpt2: test_gpt2.c train_gpt2.c
+$(VARIANT)/test_gpt2: test_gpt2.c train_gpt2.c tests/frame.h
 $(VARIANT)/bench_gpt2: dev/bench_gpt2.c train_gpt2.c
-$(VARIANT)/test_host: tests/test_host.c
+$(VARIANT)/test_host: tests/test_host.c tests/frame.h
 $(VARIANT)/tokenize: data/tokenize.c
 $(addprefix $(VARIANT)/,train_gpt2 test_gpt2 bench_gpt2 test_host tokenize): $(HEADERS) $(VARIANT)/flags
 	$(CC) $(FLAGS) $(BLAS_FLAGS) -I. $(filter %/$(@F).c $(@F).c,$^) -o $@ $(BLAS_LIBS) -lm

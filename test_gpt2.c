@@ -6,7 +6,6 @@
 //   TEST_SEED=7 build/cc/test_gpt2                    with the same draws again (the seed of every run is printed)
 //   TEST_VERBOSE=1 build/cc/test_gpt2                 with times, and each test's largest error as a part of its tolerance
 //
-// One line a test: "ok - NAME", "not ok - NAME: reason" or "skip - NAME: reason"; exit status 1 if any failed.
 // Names are those of train_gpt2.c: B, T, C, L, NH, HS, V, N = B T; a `d` before a name is a gradient. Tolerances are multiples
 // of U, by which one float operation errs, times the size of what was added up. What a function has to fill is NaN before, and
 // has guards around it that must stay as they are.
@@ -14,9 +13,9 @@
 #define GPT2_NO_MAIN
 #include "train_gpt2.c"
 
-#include <setjmp.h>
 #include <sys/resource.h>
-#include <time.h>
+
+#include "tests/frame.h"
 
 #ifndef _OPENMP
 static void omp_set_num_threads(int threads) { (void)threads; }
@@ -29,37 +28,14 @@ enum { GUARD = 32 };
 static const double U = FLT_EPSILON / 2;
 
 // ---------------------------------------------------------------------------
-// The frame: TEST(name) { ... } declares a test, CHECK(condition, "why", ...) ends it if the condition does not hold
+// Arrays and draws
 
-static struct { const char *name; void (*body)(void); } tests[40];
-static int test_count, kept_count;
+static int kept_count;
 static struct { void *base; size_t floats; } kept[2000];
-static jmp_buf test_end;
-static char reason[2048];
-static double worst;  // the largest error so far, as a part of its tolerance
-static uint64_t draw_state;
+static double worst, started;  // the largest error so far, as a part of its tolerance; when the test began
+static int threads;            // that the machine has
 
-#define TEST(test) static void test_##test(void); \
-    __attribute__((constructor)) static void add_##test(void) { tests[test_count].name = #test, tests[test_count++].body = test_##test; } \
-    static void test_##test(void)
-#define CHECK(condition, ...) do { if (!(condition)) test_ends(1, __LINE__, #condition, " " __VA_ARGS__); } while (0)
-
-__attribute__((noreturn)) PRINTF_LIKE(4, 5) static void test_ends(int how, int line, const char *condition, const char *format, ...) {
-    va_list args;
-    va_start(args, format);
-    int length = snprintf(reason, sizeof reason, "line %d: %.500s", line, condition);
-    vsnprintf(reason + length, sizeof reason - (size_t)length, format, args);
-    va_end(args);
-    longjmp(test_end, how);
-}
-
-static uint64_t draw(void) {  // random numbers of another kind than those under test: splitmix64
-    uint64_t z = draw_state += 0x9E3779B97F4A7C15u;
-    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9u, z = (z ^ z >> 27) * 0x94D049BB133111EBu;
-    return z ^ z >> 31;
-}
 static int draw_int(int least, int most) { return least + (int)(draw() % (uint64_t)(most - least + 1)); }
-static double draw_unit(void) { return ((double)(draw() >> 11) + 0.5) / 9007199254740992.0; }
 static double draw_normal(void) { double radius = sqrt(-2 * log(draw_unit())); return radius * cos(2 * M_PI * draw_unit()); }
 
 static void *keep(void *base, size_t floats) {  // until release(), at the latest at the end of the test
@@ -110,7 +86,7 @@ static Array array(int count, double deviation) {
 static void plus(Array a, int i, double value) { a.want[i] += value, a.size[i] += fabs(value); }
 
 static void check_number(const char *what, size_t i, double got, double want, double allowed) {
-    if (!(fabs(got - want) <= allowed)) test_ends(1, 0, what, " [%zu] is %.12g, should be %.12g within %.3g", i, got, want, allowed);
+    if (!(fabs(got - want) <= allowed)) check_failed(__FILE__, __LINE__, what, "[%zu] is %.12g, should be %.12g within %.3g", i, got, want, allowed);
     if (fabs(got - want) > worst * allowed) worst = fabs(got - want) / allowed;
 }
 static void check(const char *what, Array a, double tolerance) {  // exp_fast has e^-87 for all that is smaller: 1e-30 at most, in sums
@@ -761,7 +737,7 @@ TEST(same_bits) {  // in two runs, and with 1, 2 and 3 threads
     }
     CHECK(crc[0] == crc[1], "(two runs differ)");
 #ifdef USE_OPENBLAS
-    if (crc[2] != crc[0] || crc[4] != crc[0]) test_ends(2, 0, "", "OpenBLAS adds in another order where a thread's piece has another size");
+    if (crc[2] != crc[0] || crc[4] != crc[0]) SKIP("OpenBLAS adds in another order where a thread's piece has another size");
 #endif
     for (int run = 2; run < 5; run++) CHECK(crc[run] == crc[0], "(%d threads differ from 2)", run - 1);
 }
@@ -900,30 +876,27 @@ TEST(generate) {
 
 // ---------------------------------------------------------------------------
 
+static void test_begins(const char *name) {
+    (void)name;
+    worst = 0, kept_count = 0, started = seconds_now();
+    omp_set_num_threads(threads);
+}
+
+static void test_ends(const char *name) {
+    (void)name;
+    release();
+    if (getenv("TEST_VERBOSE")) printf("#   %.2f s, %.2f of the tolerance\n", seconds_now() - started, worst);
+}
+
 int main(int argc, char **argv) {
-    static int failed, i;  // static, as longjmp leaves local ones undefined
     if (!getenv("OMP_WAIT_POLICY")) {  // at these sizes threads mostly wait: asleep, or it takes minutes where others use the cores
         setenv("OMP_WAIT_POLICY", "passive", 1);
         execv("/proc/self/exe", argv);  // OpenMP reads it before main; if there is no /proc, it just goes on
     }
-    const char *given = getenv("TEST_SEED");
-    const uint64_t seed = given ? strtoull(given, NULL, 10) : (uint64_t)time(NULL);
-    const int threads = omp_get_max_threads();
     char arithmetic[128];
+    threads = omp_get_max_threads();
     omp_set_num_threads(threads > 3 ? threads : 3);  // memory for as many threads as any test uses
     matmul_start(arithmetic, sizeof arithmetic);
-    printf("# TEST_SEED=%llu\n# %s\n", (unsigned long long)seed, arithmetic);
-    for (i = 0; i < test_count; i++) {
-        if (argc > 1 && !strstr(tests[i].name, argv[1])) continue;
-        draw_state = seed * 1000 + (uint64_t)i, worst = 0, kept_count = 0;
-        omp_set_num_threads(threads);
-        double start = seconds_now();
-        int how = setjmp(test_end);
-        if (!how) tests[i].body(), release(), printf("ok - %s\n", tests[i].name);
-        else printf(how == 1 ? "not ok - %s: %s\n" : "skip - %s: %s\n", tests[i].name, reason);
-        failed += how == 1;
-        if (getenv("TEST_VERBOSE")) printf("#   %.2f s, %.2f of the tolerance\n", seconds_now() - start, worst);
-        fflush(stdout);
-    }
-    return failed > 0;
+    printf("# computes %s\n", arithmetic);
+    return run_tests(argc > 1 ? argv[1] : NULL, test_begins, test_ends) > 0;
 }

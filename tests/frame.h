@@ -8,7 +8,10 @@
 
 #include <math.h>
 #include <setjmp.h>
+#include <stdint.h>
+#include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "gpt/error.h"
 
@@ -53,7 +56,8 @@ static uint64_t draw(void) {
 }
 static double draw_unit(void) { return ((double)(draw() >> 11) + 0.5) / 9007199254740992.0; }
 
-// Runs all tests, or those with `part` in their name; `before` and `after` (or NULL) stand around each. The draws of a test
+// Runs all tests, or those with `part` in their name; `before` and `after` (or NULL) stand
+// around each; `after` may fail the test. The draws of a test
 // depend on the seed and its name only, so that it can be run again alone. Returns how many failed.
 static int run_tests(const char *part, void (*before)(const char *name), void (*after)(const char *name)) {
     static int i, failed;  // static, because longjmp leaves local ones undefined
@@ -68,8 +72,10 @@ static int run_tests(const char *part, void (*before)(const char *name), void (*
         for (const char *c = name; *c; c++) draw_state = (draw_state ^ (unsigned char)*c) * 0x100000001B3u;
         if (before) before(name);
         int end = setjmp(test_end);
-        if (end == 0) tests[i].body();
-        if (end == 0 && after) after(tests[i].name);
+        if (end == 0) {
+            tests[i].body();
+            if (after) after(tests[i].name);
+        }
         printf("%s - %s%s%s\n", end == 0 ? "ok" : end == 1 ? "not ok" : "skip", tests[i].name, end ? ": " : "", end ? failure : "");
         fflush(stdout);
         failed += end == 1;

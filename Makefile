@@ -13,7 +13,13 @@ CFLAGS ?= -O3 -fno-math-errno -fno-trapping-math
 takes = $(shell echo 'int main(void) { return 0; }' | $(CC) $(1) -x c - -o /dev/null 2>/dev/null && echo $(1))
 
 ifneq ($(filter train_gpt2 tokenize demo build/%,$(MAKECMDGOALS)),)
+ifeq ($(shell command -v $(firstword $(CC))),)
+$(error there is no compiler $(CC); on Debian: apt-get install gcc)
+endif
 MARCH := $(call takes,-march=$(ARCH))
+ifeq ($(MARCH)$(filter native,$(ARCH)),)
+$(error $(CC) does not know ARCH=$(ARCH))
+endif
 OPENMP := $(call takes,-fopenmp)
 ifeq ($(OPENMP),)
 $(warning $(CC) has no OpenMP here, so the program will use one core; on Debian: apt-get install libomp-dev, on macOS: brew install libomp)

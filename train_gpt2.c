@@ -17,7 +17,7 @@
 #include <omp.h>
 #else
 static int omp_get_max_threads(void) { return 1; }
-static int omp_get_thread_num(void) { return 0; }
+__attribute__((unused)) static int omp_get_thread_num(void) { return 0; }
 #endif
 #ifdef USE_OPENBLAS
 #include <cblas.h>
@@ -372,14 +372,15 @@ static void crossentropy(float *losses, float *logits, const int *targets, int N
 // From: Milakov and Gimelshein, "Online normalizer calculation for softmax" (2018); Dao et al., "FlashAttention" (2022);
 // Dao, "FlashAttention-2" (2023), whose order of loops this is.
 //
-// Where things are: a row of qkv holds q of all heads, then k, then v. Head h has its q at h HS, its k at C further, its v
-// at 2 C further, and the next position is 3 C further.
+// Where things are: a row of qkv holds q of all heads, then k, then v. Head h has its q at h HS, its k C further, its v
+// 2 C further; the next position is 3 C further.
 
 enum { TILE = 64, MAX_HS = 128 };
-typedef float Tile[TILE * MAX_HS];  // (TILE, W) or, transposed, (W, TILE); W is HS rounded up to a multiple of NR
-typedef float ScoreTile[TILE * TILE];
-// Tiles are on the stack: 320 KiB for a thread in the backward, where Linux gives 8 MiB and macOS 512 KiB.
+// A tile of queries, keys or the like is (TILE, W) or, transposed, (W, TILE), W being HS rounded up to a multiple of NR; one of
+// scores is (TILE, TILE). Each thread has its own, on the heap: they are larger than some systems' stacks.
+typedef float Tile[TILE * MAX_HS];
 _Static_assert(TILE % NR == 0 && TILE % 4 == 0 && MAX_HS % NR == 0, "tiles are whole blocks of tile_product");
+_Static_assert(TILE <= MAX_HS, "a tile of scores fits into a Tile");
 
 // tile (TILE, W) = scale * rows of source; what is beyond `rows` and HS is zero, so that products need no edges.
 static void tile_load(float *tile, const float *source, size_t stride, int rows, int HS, int W, float scale) {
@@ -416,122 +417,141 @@ static void tile_product(float *c, const float *a, int a_row, int a_step, const 
 // How many keys of the tile that begins at k0 the query at position t sees: those up to its own position.
 static int keys_seen(int t, int k0) { return min_int(TILE, t - k0 + 1); }
 
-// out (B, T, NH, HS), lse (B, NH, T) from qkv (B, T, 3, NH, HS). 2 B NH T^2 HS FLOPs; no memory that grows with T^2.
-static void attention_forward(float *out, float *lse, const float *qkv, int B, int T, int NH, int HS) {
-    int C = NH * HS, W = round_up(HS, NR);
+// One tile of queries, from position q0 on, of one head: out (T rows of HS, C apart) and lse (T), from qkv as above.
+static void attention_forward_tile(float *out, float *lse, const float *qkv, int T, int C, int HS, int q0, Tile *tiles) {
+    const float *queries = qkv, *keys = queries + C, *values = keys + C;
+    float *q = tiles[0], *k = tiles[1], *kt = tiles[2], *v = tiles[3], *o = tiles[4], *s = tiles[5];
+    float m[TILE], l[TILE] = {0}, scale = 1.0f / sqrtf((float)HS);
+    int W = round_up(HS, NR), q_rows = min_int(TILE, T - q0);
     size_t stride = 3 * (size_t)C;  // from a position to the next in qkv
-    float scale = 1.0f / sqrtf((float)HS);
-#pragma omp parallel for collapse(3) schedule(dynamic)
-    for (int b = 0; b < B; b++)
-        for (int h = 0; h < NH; h++)
-            for (int q0 = 0; q0 < T; q0 += TILE) {
-                const float *queries = qkv + (size_t)b * T * stride + (size_t)h * HS, *keys = queries + C, *values = keys + C;
-                Tile q, k, kt, v, o = {0};
-                ScoreTile s;
-                float m[TILE], l[TILE] = {0};
-                int q_rows = min_int(TILE, T - q0);
-                for (int i = 0; i < TILE; i++) m[i] = -FLT_MAX;
-                tile_load(q, queries + q0 * stride, stride, q_rows, HS, W, scale);
+    for (int i = 0; i < TILE; i++) m[i] = -FLT_MAX;
+    memset(o, 0, (size_t)TILE * W * sizeof(float));
+    tile_load(q, queries + q0 * stride, stride, q_rows, HS, W, scale);
 
-                for (int k0 = 0; k0 <= q0; k0 += TILE) {  // keys after the last query of the tile are never seen
-                    int k_rows = min_int(TILE, T - k0);
-                    tile_load(k, keys + k0 * stride, stride, k_rows, HS, W, 1.0f);
-                    tile_load(v, values + k0 * stride, stride, k_rows, HS, W, 1.0f);
-                    tile_transpose(kt, k, W);
-                    memset(s, 0, sizeof s);
-                    tile_product(s, q, W, 1, kt, TILE, TILE, W);  // s = q kᵀ, scaled through q
+    for (int k0 = 0; k0 <= q0; k0 += TILE) {  // keys after the last query of the tile are never seen
+        int k_rows = min_int(TILE, T - k0);
+        tile_load(k, keys + k0 * stride, stride, k_rows, HS, W, 1.0f);
+        tile_load(v, values + k0 * stride, stride, k_rows, HS, W, 1.0f);
+        tile_transpose(kt, k, W);
+        memset(s, 0, TILE * TILE * sizeof(float));
+        tile_product(s, q, W, 1, kt, TILE, TILE, W);  // s = q kᵀ, scaled through q
 
-                    for (int i = 0; i < q_rows; i++) {  // the online softmax: s becomes exp(s - m)
-                        int seen = keys_seen(q0 + i, k0);
-                        float *row = s + i * TILE, m_new = largest(row, seen, m[i]), sum = 0;
+        for (int i = 0; i < q_rows; i++) {  // the online softmax: s becomes exp(s - m)
+            int seen = keys_seen(q0 + i, k0);
+            float *row = s + i * TILE, m_new = largest(row, seen, m[i]), sum = 0;
 #pragma omp simd reduction(+ : sum)
-                        for (int j = 0; j < seen; j++) sum += row[j] = exp_fast(row[j] - m_new);
-                        for (int j = seen; j < TILE; j++) row[j] = 0;
-                        float correction = exp_fast(m[i] - m_new);
-                        l[i] = l[i] * correction + sum;
-                        m[i] = m_new;
-                        for (int d = 0; d < W; d++) o[i * W + d] *= correction;
-                    }
-                    tile_product(o, s, TILE, 1, v, TILE, W, TILE);  // o += exp(s - m) v
-                }
-                for (int i = 0; i < q_rows; i++) {
-                    float *row = out + ((size_t)b * T + q0 + i) * C + (size_t)h * HS;
-                    for (int d = 0; d < HS; d++) row[d] = o[i * W + d] / l[i];
-                    lse[((size_t)b * NH + h) * T + q0 + i] = m[i] + logf(l[i]);
-                }
-            }
+            for (int j = 0; j < seen; j++) sum += row[j] = exp_fast(row[j] - m_new);
+            for (int j = seen; j < TILE; j++) row[j] = 0;
+            float correction = exp_fast(m[i] - m_new);
+            l[i] = l[i] * correction + sum;
+            m[i] = m_new;
+            for (int d = 0; d < W; d++) o[i * W + d] *= correction;
+        }
+        tile_product(o, s, TILE, 1, v, TILE, W, TILE);  // o += exp(s - m) v
+    }
+    for (int i = 0; i < q_rows; i++) {
+        for (int d = 0; d < HS; d++) out[(size_t)(q0 + i) * C + d] = o[i * W + d] / l[i];
+        lse[q0 + i] = m[i] + logf(l[i]);
+    }
 }
 
-// dqkv (B, T, 3, NH, HS) from dout (B, T, NH, HS) and what the forward kept: qkv, out, lse. 5 B NH T^2 HS FLOPs.
+// out (B, T, NH, HS), lse (B, NH, T) from qkv (B, T, 3, NH, HS). 2 B NH T^2 HS FLOPs; no memory that grows with T^2.
+static void attention_forward(float *out, float *lse, const float *qkv, int B, int T, int NH, int HS) {
+    int C = NH * HS;
+#pragma omp parallel
+    {
+        Tile *tiles = allocate(6, sizeof *tiles, "tiles of attention");
+#pragma omp for collapse(3) schedule(dynamic)
+        for (int b = 0; b < B; b++)
+            for (int h = 0; h < NH; h++)
+                for (int q0 = 0; q0 < T; q0 += TILE)
+                    attention_forward_tile(out + (size_t)b * T * C + h * HS, lse + ((size_t)b * NH + h) * T,
+                                           qkv + (size_t)b * T * 3 * C + h * HS, T, C, HS, q0, tiles);
+        free(tiles);
+    }
+}
+
+// The backward of one head: dqkv from dout and what the forward kept, qkv, out and lse.
 //
 // o = p v gives dv = pᵀ do and dp = do vᵀ. The softmax p_j = exp(s_j) / sum of exp(s) has the derivatives
 // dp_j/ds_i = p_j ([i = j] - p_i), hence ds_i = sum over j of dp_j p_j ([i = j] - p_i) = p_i (dp_i - delta) with
 // delta = sum over j of p_j dp_j. Since dp_j = do · v_j and o = sum over j of p_j v_j, delta is do · o: it takes no row of p.
 // Then s = scale q kᵀ gives dq = scale ds k and dk = scale dsᵀ q.
-//
-// A thread takes a whole head, so that dq, to which every tile of keys adds, is its own: at most B NH threads have work.
+static void attention_backward_head(float *dqkv, const float *dout, const float *qkv, const float *out, const float *lse,
+                                    int T, int C, int HS, Tile *tiles, float *delta) {
+    const float *queries = qkv, *keys = queries + C, *values = keys + C;
+    float *dqueries = dqkv, *dkeys = dqueries + C, *dvalues = dkeys + C;
+    float *q = tiles[0], *k = tiles[1], *v = tiles[2], *kt = tiles[3], *vt = tiles[4], *d_o = tiles[5];  // d_o: `do` is C's
+    float *dq = tiles[6], *dk = tiles[7], *dv = tiles[8], *p = tiles[9], *ds = tiles[10];  // p is s first, and ds is dp first
+    float scale = 1.0f / sqrtf((float)HS);
+    int W = round_up(HS, NR);
+    size_t stride = 3 * (size_t)C;
+    for (int t = 0; t < T; t++) {
+        delta[t] = 0;
+        for (int d = 0; d < HS; d++) delta[t] += dout[(size_t)t * C + d] * out[(size_t)t * C + d];
+        memset(dqueries + t * stride, 0, (size_t)HS * sizeof(float));
+    }
+
+    for (int k0 = 0; k0 < T; k0 += TILE) {
+        int k_rows = min_int(TILE, T - k0);
+        tile_load(k, keys + k0 * stride, stride, k_rows, HS, W, 1.0f);
+        tile_load(v, values + k0 * stride, stride, k_rows, HS, W, 1.0f);
+        tile_transpose(kt, k, W);
+        tile_transpose(vt, v, W);
+        memset(dk, 0, (size_t)TILE * W * sizeof(float));
+        memset(dv, 0, (size_t)TILE * W * sizeof(float));
+
+        for (int q0 = k0; q0 < T; q0 += TILE) {  // queries before the first key of the tile see none of it
+            int q_rows = min_int(TILE, T - q0);
+            tile_load(q, queries + q0 * stride, stride, q_rows, HS, W, scale);
+            tile_load(d_o, dout + (size_t)q0 * C, (size_t)C, q_rows, HS, W, 1.0f);
+            memset(p, 0, TILE * TILE * sizeof(float));
+            memset(ds, 0, TILE * TILE * sizeof(float));
+            memset(dq, 0, (size_t)TILE * W * sizeof(float));
+            tile_product(p, q, W, 1, kt, TILE, TILE, W);     // s = q kᵀ, scaled through q
+            tile_product(ds, d_o, W, 1, vt, TILE, TILE, W);  // dp = do vᵀ
+            for (int i = 0; i < TILE; i++) {
+                int t = q0 + i, seen = i < q_rows ? keys_seen(t, k0) : 0;
+                float *p_row = p + i * TILE, *ds_row = ds + i * TILE;
+                float t_lse = seen ? lse[t] : 0, t_delta = seen ? delta[t] : 0;
+                for (int j = 0; j < seen; j++) {
+                    p_row[j] = exp_fast(p_row[j] - t_lse);         // p = exp(s - lse)
+                    ds_row[j] = p_row[j] * (ds_row[j] - t_delta);  // ds = p (dp - delta)
+                }
+                for (int j = seen; j < TILE; j++) p_row[j] = ds_row[j] = 0;
+            }
+            tile_product(dv, p, 1, TILE, d_o, TILE, W, TILE);  // dv += pᵀ do
+            tile_product(dk, ds, 1, TILE, q, TILE, W, TILE);   // dk += dsᵀ q, scaled through q
+            tile_product(dq, ds, TILE, 1, k, TILE, W, TILE);   // dq = ds k
+            for (int i = 0; i < q_rows; i++)
+                for (int d = 0; d < HS; d++) dqueries[(q0 + i) * stride + d] += scale * dq[i * W + d];
+        }
+        for (int j = 0; j < k_rows; j++) {
+            memcpy(dkeys + (k0 + j) * stride, dk + j * W, (size_t)HS * sizeof(float));
+            memcpy(dvalues + (k0 + j) * stride, dv + j * W, (size_t)HS * sizeof(float));
+        }
+    }
+}
+
+// dqkv (B, T, 3, NH, HS) from dout (B, T, NH, HS), qkv, out and lse. 5 B NH T^2 HS FLOPs. A thread takes a whole head, so that
+// dq, to which every tile of keys adds, is its own: at most B NH threads have work.
 static void attention_backward(float *dqkv, const float *dout, const float *qkv, const float *out, const float *lse,
                                int B, int T, int NH, int HS) {
-    int C = NH * HS, W = round_up(HS, NR);
-    size_t stride = 3 * (size_t)C;
-    float scale = 1.0f / sqrtf((float)HS);
-#pragma omp parallel for collapse(2) schedule(dynamic)
-    for (int b = 0; b < B; b++)
-        for (int h = 0; h < NH; h++) {
-            size_t at = (size_t)b * T * stride + (size_t)h * HS, out_at = (size_t)b * T * C + (size_t)h * HS;
-            const float *queries = qkv + at, *keys = queries + C, *values = keys + C;
-            float *dqueries = dqkv + at, *dkeys = dqueries + C, *dvalues = dkeys + C;
-            const float *head_lse = lse + ((size_t)b * NH + h) * T;
-            float *delta = allocate((size_t)T, sizeof(float), "delta of a head");
-            Tile q, k, v, kt, vt, d_o, dq, dk, dv;  // d_o: `do` is a word of C
-            ScoreTile p, ds;                        // p is s first, and ds is dp first
-            for (int t = 0; t < T; t++) {
-                const float *o_row = out + out_at + (size_t)t * C, *do_row = dout + out_at + (size_t)t * C;
-                for (int d = 0; d < HS; d++) delta[t] += do_row[d] * o_row[d];
-                memset(dqueries + t * stride, 0, (size_t)HS * sizeof(float));
+    int C = NH * HS;
+#pragma omp parallel
+    {
+        Tile *tiles = allocate(11, sizeof *tiles, "tiles of attention");
+        float *delta = allocate((size_t)T, sizeof(float), "delta of a head");
+#pragma omp for collapse(2) schedule(dynamic)
+        for (int b = 0; b < B; b++)
+            for (int h = 0; h < NH; h++) {
+                size_t at = (size_t)b * T * 3 * C + h * HS, out_at = (size_t)b * T * C + h * HS;
+                attention_backward_head(dqkv + at, dout + out_at, qkv + at, out + out_at, lse + ((size_t)b * NH + h) * T,
+                                        T, C, HS, tiles, delta);
             }
-
-            for (int k0 = 0; k0 < T; k0 += TILE) {
-                int k_rows = min_int(TILE, T - k0);
-                tile_load(k, keys + k0 * stride, stride, k_rows, HS, W, 1.0f);
-                tile_load(v, values + k0 * stride, stride, k_rows, HS, W, 1.0f);
-                tile_transpose(kt, k, W);
-                tile_transpose(vt, v, W);
-                memset(dk, 0, (size_t)TILE * W * sizeof(float));
-                memset(dv, 0, (size_t)TILE * W * sizeof(float));
-
-                for (int q0 = k0; q0 < T; q0 += TILE) {  // queries before the first key of the tile see none of it
-                    int q_rows = min_int(TILE, T - q0);
-                    tile_load(q, queries + q0 * stride, stride, q_rows, HS, W, scale);
-                    tile_load(d_o, dout + out_at + (size_t)q0 * C, (size_t)C, q_rows, HS, W, 1.0f);
-                    memset(p, 0, sizeof p);
-                    memset(ds, 0, sizeof ds);
-                    memset(dq, 0, (size_t)TILE * W * sizeof(float));
-                    tile_product(p, q, W, 1, kt, TILE, TILE, W);     // s = q kᵀ, scaled through q
-                    tile_product(ds, d_o, W, 1, vt, TILE, TILE, W);  // dp = do vᵀ
-                    for (int i = 0; i < TILE; i++) {
-                        int t = q0 + i, seen = i < q_rows ? keys_seen(t, k0) : 0;
-                        float *p_row = p + i * TILE, *ds_row = ds + i * TILE;
-                        float t_lse = seen ? head_lse[t] : 0, t_delta = seen ? delta[t] : 0;
-                        for (int j = 0; j < seen; j++) {
-                            p_row[j] = exp_fast(p_row[j] - t_lse);         // p = exp(s - lse)
-                            ds_row[j] = p_row[j] * (ds_row[j] - t_delta);  // ds = p (dp - delta)
-                        }
-                        for (int j = seen; j < TILE; j++) p_row[j] = ds_row[j] = 0;
-                    }
-                    tile_product(dv, p, 1, TILE, d_o, TILE, W, TILE);  // dv += pᵀ do
-                    tile_product(dk, ds, 1, TILE, q, TILE, W, TILE);   // dk += dsᵀ q, scaled through q
-                    tile_product(dq, ds, TILE, 1, k, TILE, W, TILE);   // dq = ds k
-                    for (int i = 0; i < q_rows; i++)
-                        for (int d = 0; d < HS; d++) dqueries[(q0 + i) * stride + d] += scale * dq[i * W + d];
-                }
-                for (int j = 0; j < k_rows; j++) {
-                    memcpy(dkeys + (k0 + j) * stride, dk + j * W, (size_t)HS * sizeof(float));
-                    memcpy(dvalues + (k0 + j) * stride, dv + j * W, (size_t)HS * sizeof(float));
-                }
-            }
-            free(delta);
-        }
+        free(delta);
+        free(tiles);
+    }
 }
 
 // ---------------------------------------------------------------------------
@@ -816,8 +836,8 @@ static bool validate(Model *m, const Run *run, Batch *batch, double *loss) {
     size_t wanted = (size_t)(run->options.val_steps * m->B);
     if (wanted > 0 && windows > wanted) windows = wanted;
     *loss = 0;
-    for (size_t first = 0; first < windows; first += (size_t)m->B) {
-        int B = min_int(m->B, (int)(windows - first));
+    for (size_t first = 0; first < windows && !stop_requested; first += (size_t)m->B) {
+        int B = windows - first < (size_t)m->B ? (int)(windows - first) : m->B;
         if (!batch_read(batch, run, false, first, windows, B)) return false;
         model_forward(m, batch->inputs, B, (int)T);
         *loss += model_loss(m, batch->targets, B * (int)T, 0, false);
@@ -891,7 +911,7 @@ static int train(Model *m, Run *run) {
         if (run->val.count && (step == o->steps || (o->val_every && step % o->val_every == 0))) {
             double val_loss;
             ok = validate(m, run, &batch, &val_loss);
-            if (ok) log_validation(&log, step, val_loss);
+            if (ok && !stop_requested) log_validation(&log, step, val_loss);  // a signal cuts it short
         }
         if (o->sample_every && step % o->sample_every == 0 && m->config.vocab == BYTE_VOCAB) {
             log_break(&log);
@@ -916,13 +936,16 @@ int main(int argc, char **argv) {
     static Run run;
     Model model;
     char arithmetic[128];
-    int status = 0;
+    int status = 0, fd;
+    while ((fd = open("/dev/null", O_RDWR)) >= 0 && fd <= STDERR_FILENO) {}  // a closed stdout must not become some other file
+    close(fd);
+    signal(SIGPIPE, SIG_IGN);  // nobody reads stdout any more: training goes on
     if (!run_setup(&run, argc, argv)) die_of_failure();
     const Options *o = &run.options;
     if (run.config.channels / run.config.heads > MAX_HS)
         die("a head has %d channels (--channels / --heads); at most %d are supported", run.config.channels / run.config.heads,
             MAX_HS);
-    if (*o->prompt && run.config.vocab != BYTE_VOCAB)
+    if (run.prompts && run.config.vocab != BYTE_VOCAB)
         die("--prompt needs a model of bytes (257 tokens); this one has %d tokens, whose tokenizer is not part of this program",
             run.config.vocab);
     bool training = run.trains || o->dry_run;
@@ -940,8 +963,8 @@ int main(int argc, char **argv) {
     if (run.trains && !run_claim_output(&run)) die_of_failure();
     catch_signals();
     if (run.trains) status = train(&model, &run);
-    if (run.trains && *o->prompt) putchar('\n');
-    if (*o->prompt && !stop_requested && !status) generate(&model, o, o->prompt, run.progress.step, stdout);
+    if (run.trains && run.prompts) putchar('\n');
+    if (run.prompts && !stop_requested && !status) generate(&model, o, o->prompt, run.progress.step, stdout);
     if (stop_requested) status = 128 + stop_requested;
     if (fflush(stdout) || ferror(stdout)) die("cannot write to the standard output: %s", strerror(errno));
     model_free(&model);

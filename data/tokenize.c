@@ -16,17 +16,18 @@ static bool tokenize(FILE *out, const char *path, uint64_t *tokens) {
     FILE *in = fopen(path, "rb");
     if (!in) return fail("cannot open %s: %s", path, strerror(errno));
     bool ok = true;
-    for (size_t got; ok && (got = fread(bytes, 1, sizeof bytes, in)) > 0; *tokens += got) {
+    for (size_t got; ok && (got = fread(bytes, 1, sizeof bytes, in)) > 0;) {
         for (size_t i = 0; i < got; i++) words[i] = bytes[i];
         ok = fwrite(words, sizeof *words, got, out) == got || fail("cannot write the shard: %s", strerror(errno));
+        *tokens += got;
+        if (*tokens > INT32_MAX - 1)  // the header counts in an int32
+            ok = fail("%s makes the shard longer than 2^31 - 1 tokens; make several shards of fewer files", path);
     }
     if (ok && ferror(in)) ok = fail("cannot read %s: %s", path, strerror(errno));
     fclose(in);
     words[0] = TOKEN_END_OF_TEXT;
     if (ok) ok = fwrite(words, sizeof *words, 1, out) == 1 || fail("cannot write the shard: %s", strerror(errno));
     *tokens += 1;
-    // The header counts in an int32.
-    if (ok && *tokens > INT32_MAX) return fail("%s makes the shard longer than 2^31 - 1 tokens; make several shards of fewer files", path);
     return ok;
 }
 
@@ -42,7 +43,7 @@ int main(int argc, char **argv) {
     const char *path = argv[argc - 1];
     if (!access(path, F_OK)) die("%s exists; it is not written over: name a new file, or remove it", path);
     snprintf(temporary, sizeof temporary, "%s.tmp", path);
-    FILE *out = fopen(temporary, "wb");
+    FILE *out = fopen(temporary, "wbx");
     if (!out) die("cannot write %s: %s", temporary, strerror(errno));
     bool ok = fwrite(header, sizeof header, 1, out) == 1 || fail("cannot write the shard: %s", strerror(errno));
     for (int i = 1; ok && i < argc - 1; i++) ok = tokenize(out, argv[i], &tokens);

@@ -24,6 +24,7 @@ typedef struct {
     int64_t step;      // updates done, skipped ones included
     uint64_t samples;  // sequences read: the position in the data
     int64_t skipped;   // updates left out because the loss or the gradient was not finite
+    uint64_t tokens;   // of the training data, to notice that it changed
 } Progress;
 
 // The manifest is last: it has the checksums of the others.
@@ -35,11 +36,11 @@ static const char *const checkpoint_files[CHECKPOINT_FILES] = {"model.safetensor
 // ---------------------------------------------------------------------------
 // Folders
 
-// The step of "ckpt-00000500", or -1 for another name.
-static inline long long checkpoint_step(const char *name) {
-    char *stop;
-    if (strncmp(name, "ckpt-", 5) || strlen(name) < 13 || strspn(name + 5, "0123456789") != strlen(name + 5)) return -1;
-    return strtoll(name + 5, &stop, 10);
+// The step of a folder named "ckpt-00000500" and `ending`, or -1 for another name.
+static inline long long checkpoint_step(const char *path, const char *ending) {
+    const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
+    if (strncmp(name, "ckpt-", 5) || strlen(name) < 13 || strcmp(name + 5 + strspn(name + 5, "0123456789"), ending)) return -1;
+    return strtoll(name + 5, NULL, 10);
 }
 
 // Puts the newest checkpoint of a step below `before` into path. False, without fail(), if there is none.
@@ -47,7 +48,7 @@ static inline bool checkpoint_newest(const char *folder, long long before, char 
     long long best = -1;
     DIR *dir = opendir(folder);
     for (struct dirent *entry; dir && (entry = readdir(dir));) {
-        long long step = checkpoint_step(entry->d_name);
+        long long step = checkpoint_step(entry->d_name, "");
         if (step > best && step < before) {
             best = step;
             snprintf(path, PATH_SIZE, "%s/%s", folder, entry->d_name);
@@ -72,31 +73,38 @@ static inline void checkpoint_prune(const char *folder, int64_t keep) {
     char path[PATH_SIZE];
     long long before = INT64_MAX;
     for (int64_t i = 0; keep > 0 && checkpoint_newest(folder, before, path); i++) {
-        before = checkpoint_step(strrchr(path, '/') + 1);
+        before = checkpoint_step(path, "");
         if (i >= keep) checkpoint_remove(path);
     }
     DIR *dir = opendir(folder);
     for (struct dirent *entry; dir && (entry = readdir(dir));)
-        if (!strncmp(entry->d_name, "ckpt-", 5) && strstr(entry->d_name, ".tmp")) {
+        if (checkpoint_step(entry->d_name, ".tmp") >= 0) {
             snprintf(path, sizeof path, "%s/%s", folder, entry->d_name);
             checkpoint_remove(path);
         }
     if (dir) closedir(dir);
 }
 
-// Makes the folder with its parents, proves that it can be written to, and locks it for this process until it ends.
+// Makes the folder that `path` lies in, with its parents. False, with errno, if that cannot be.
+static inline bool folder_make(const char *path) {
+    char folder[PATH_SIZE + 8];
+    snprintf(folder, sizeof folder, "%s", path);
+    for (char *slash = strchr(folder + 1, '/'); slash; slash = strchr(slash + 1, '/')) {
+        *slash = 0;
+        if (mkdir(folder, 0777) && errno != EEXIST) return false;
+        *slash = '/';
+    }
+    return true;
+}
+
+// Makes the folder, proves that it can be written to, and locks it for this process until it ends.
 static inline bool folder_claim(const char *folder) {
     char path[PATH_SIZE];
     snprintf(path, sizeof path, "%s/.lock", folder);
-    for (char *slash = strchr(path + 1, '/'); slash; slash = strchr(slash + 1, '/')) {
-        *slash = 0;
-        bool made = !mkdir(path, 0777) || errno == EEXIST;
-        *slash = '/';
-        if (!made) return fail("cannot make the folder %s: %s; choose another --out", folder, strerror(errno));
-    }
+    if (!folder_make(path)) return fail("cannot make the folder %s: %s; choose another --out", folder, strerror(errno));
     int lock = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);  // stays open: closing it would unlock
     if (lock < 0) return fail("cannot write to the folder %s: %s; choose another --out", folder, strerror(errno));
-    if (flock(lock, LOCK_EX | LOCK_NB)) {
+    if (flock(lock, LOCK_EX | LOCK_NB) && errno == EWOULDBLOCK) {  // a file system without locks goes unlocked
         char owner[32] = "";
         if (read(lock, owner, sizeof owner - 1) < 0) *owner = 0;
         close(lock);
@@ -112,7 +120,7 @@ static inline bool folder_claim(const char *folder) {
 
 static inline bool sync_folder(const char *path) {
     int folder = open(path, O_RDONLY | O_DIRECTORY);
-    bool ok = folder >= 0 && !fsync(folder);
+    bool ok = folder >= 0 && (!fsync(folder) || errno == EINVAL || errno == ENOTSUP);  // some file systems cannot sync folders
     if (folder >= 0) close(folder);
     return ok;
 }
@@ -154,8 +162,8 @@ static inline void checkpoint_write_arrays(CheckedFile *f, GptConfig c, const ch
 }
 
 static inline void checkpoint_write_manifest(FILE *file, const Options *o, Progress p, const CheckedFile *files) {
-    fprintf(file, "{\n  \"format\": 1,\n  \"step\": %lld,\n  \"samples\": %llu,\n  \"skipped\": %lld,\n  \"files\": {\n",
-            (long long)p.step, (unsigned long long)p.samples, (long long)p.skipped);
+    fprintf(file, "{\n  \"format\": 1,\n  \"step\": %lld,\n  \"samples\": %llu,\n  \"skipped\": %lld,\n  \"tokens\": %llu,\n  \"files\": {\n",
+            (long long)p.step, (unsigned long long)p.samples, (long long)p.skipped, (unsigned long long)p.tokens);
     for (int i = 0; i < CHECKPOINT_MANIFEST; i++)
         fprintf(file, "    \"%s\": {\"bytes\": %llu, \"crc32\": \"%08x\"}%s\n", checkpoint_files[i],
                 (unsigned long long)files[i].size, files[i].crc, i + 1 < CHECKPOINT_MANIFEST ? "," : "");
@@ -214,7 +222,7 @@ static inline bool checkpoint_save(const char *folder, GptConfig c, const Option
     snprintf(path, sizeof path, "%s/ckpt-%08lld", folder, (long long)p.step);
     snprintf(temporary, sizeof temporary, "%s.tmp", path);
     checkpoint_remove(temporary);
-    bool ok = !mkdir(temporary, 0777);
+    bool ok = !mkdir(temporary, 0777) || (errno == ENOENT && folder_make(temporary) && !mkdir(temporary, 0777));  // removed meanwhile?
     for (int i = 0; ok && i < CHECKPOINT_FILES; i++)
         if (c.vocab == BYTE_VOCAB || !strstr(checkpoint_files[i], "tokenizer"))
             ok = checkpoint_write_file(temporary, i, c, o, p, state, files);
@@ -236,7 +244,10 @@ static inline Json *checkpoint_read_json(const char *path, const char *name) {
     char file_name[PATH_SIZE + 64];
     snprintf(file_name, sizeof file_name, "%s/%s", path, name);
     FILE *file = fopen(file_name, "rb");
-    if (!file) { fail("cannot open %s: %s", file_name, strerror(errno)); return NULL; }
+    if (!file) {
+        fail("cannot open %s: %s", file_name, strerror(errno));
+        return NULL;
+    }
     enum { LIMIT = 1 << 20 };
     char *text = (char *)allocate(LIMIT, 1, name);
     size_t size = fread(text, 1, LIMIT, file);
@@ -257,13 +268,14 @@ static inline Json *checkpoint_read_json(const char *path, const char *name) {
 static inline bool checkpoint_read_config(const char *path, GptConfig *c) {
     Json *json = checkpoint_read_json(path, "config.json");
     if (!json) return false;
-    static const char *const keys[] = {"n_layer", "n_head", "n_embd", "n_positions", "vocab_size"};
-    int *const fields[] = {&c->layers, &c->heads, &c->channels, &c->seq, &c->vocab};
+    const struct { const char *key; int option, *size; } sizes[] = {
+        {"n_layer", OPTION_layers, &c->layers}, {"n_head", OPTION_heads, &c->heads}, {"n_embd", OPTION_channels, &c->channels},
+        {"n_positions", OPTION_seq, &c->seq}, {"vocab_size", OPTION_vocab, &c->vocab}};
     bool ok = true;
     for (int i = 0; ok && i < 5; i++) {
-        double value = json_number_or(json, keys[i], 0);
-        *fields[i] = value >= 1 && value <= 16777216 ? (int)value : 0;
-        if (!*fields[i]) ok = fail("%s/config.json has no usable \"%s\"", path, keys[i]);
+        double value = json_number_or(json, sizes[i].key, 0), most = option_row(sizes[i].option)->most;
+        *sizes[i].size = value >= 1 && value <= most ? (int)value : 0;
+        if (!*sizes[i].size) ok = fail("%s/config.json has no usable \"%s\": it goes from 1 to %.0f", path, sizes[i].key, most);
     }
     const char *type = json_string_or(json, "model_type", ""), *gelu = json_string_or(json, "activation_function", "gelu_new");
     double inner = json_number_or(json, "n_inner", 4.0 * c->channels), eps = json_number_or(json, "layer_norm_epsilon", 1e-5);
@@ -302,30 +314,52 @@ static inline bool checkpoint_file_whole(const char *path, int i, const Json *en
     double bytes = json_number_or(entry, "bytes", 0);
     if (entry && bytes == 0) return true;  // not written for this vocabulary
     snprintf(file, sizeof file, "%s/%s", path, checkpoint_files[i]);
-    if (!file_checksum(file, &crc, &size)) return fail("%s is damaged: %s cannot be read: %s", path, checkpoint_files[i], strerror(errno));
+    if (!file_checksum(file, &crc, &size))
+        return fail("%s is damaged: %s cannot be read: %s", path, checkpoint_files[i], strerror(errno));
     if ((double)size != bytes)
         return fail("%s is damaged: %s has %llu bytes instead of %.0f", path, checkpoint_files[i], (unsigned long long)size, bytes);
     return crc == strtoul(json_string_or(entry, "crc32", ""), NULL, 16) ||
            fail("%s is damaged: the checksum of %s is wrong", path, checkpoint_files[i]);
 }
 
-// Reads progress and options of a checkpoint of ours, after checking that all its files are whole. Options given on the
-// command line stay. False after fail(); *damaged says whether the checkpoint is, or something else forbids to read it.
-static inline bool checkpoint_read_manifest(const char *path, Progress *p, Options *o, bool *damaged) {
-    errno = 0;
-    Json *json = checkpoint_read_json(path, "manifest.json");
-    bool ok = json != NULL, known = json_number_or(json, "format", 1) == 1;
-    if (!known) ok = fail("%s/manifest.json is of an unknown format, perhaps of a newer version of this program", path);
-    for (int i = 0; ok && i < CHECKPOINT_MANIFEST; i++)
+// The i-th file is missing, or may be read: if it is wrong, the checkpoint is damaged, and not only forbidden.
+static inline bool checkpoint_file_open(const char *path, int i) {
+    char file[PATH_SIZE + 64];
+    snprintf(file, sizeof file, "%s/%s", path, checkpoint_files[i]);
+    return !access(file, R_OK) || errno == ENOENT;
+}
+
+// Reads the manifest of a checkpoint of ours and checks that all files it names are whole. NULL after fail(), with *damaged
+// if it is the checkpoint's fault; the caller frees with json_free.
+static inline Json *checkpoint_verify(const char *path, bool *damaged) {
+    Json *json = checkpoint_read_json(path, checkpoint_files[CHECKPOINT_MANIFEST]);
+    bool ok = json != NULL;
+    *damaged = !ok && checkpoint_file_open(path, CHECKPOINT_MANIFEST);
+    if (ok && json_number_or(json, "format", 0) != 1)
+        ok = fail("%s/manifest.json is of an unknown format, perhaps of a newer version of this program", path);
+    for (int i = 0; ok && i < CHECKPOINT_MANIFEST; i++) {
         ok = checkpoint_file_whole(path, i, json_get(json_get(json, "files"), checkpoint_files[i]));
-    *damaged = !ok && known && (errno == 0 || errno == ENOENT);  // not if it may not be read, or the disk fails
-    p->step = (int64_t)json_number_or(json, "step", -1);
-    p->samples = (uint64_t)json_number_or(json, "samples", 0);
-    p->skipped = (int64_t)json_number_or(json, "skipped", 0);
-    if (ok && p->step < 0) ok = fail("%s/manifest.json has no step", path);
-    ok = ok && options_read_json(o, json_get(json, "options"));
+        *damaged = !ok && checkpoint_file_open(path, i);
+    }
+    if (ok) return json;
     json_free(json);
-    return ok;
+    return NULL;
+}
+
+// Reads progress and options of a checkpoint of ours, if it is whole. Options given on the command line stay. False after
+// fail(), with *damaged if it is the checkpoint's fault, rather than that of a permission or an option.
+static inline bool checkpoint_read_manifest(const char *path, Progress *p, Options *o, bool *damaged) {
+    Json *json = checkpoint_verify(path, damaged);
+    if (!json) return false;
+    double step = json_number_or(json, "step", -1), samples = json_number_or(json, "samples", -1);
+    double skipped = json_number_or(json, "skipped", -1), tokens = json_number_or(json, "tokens", -1);
+    *damaged = !(step >= 0 && skipped >= 0 && skipped <= step && samples >= 0 && tokens >= 0 && fmax(step, fmax(samples, tokens)) < 9e15);
+    if (*damaged) fail("%s/manifest.json is damaged: its counts are impossible", path);
+    bool ok = !*damaged && options_read_json(o, json_get(json, "options"));
+    json_free(json);
+    if (!ok) return false;
+    p->step = (int64_t)step, p->samples = (uint64_t)samples, p->skipped = (int64_t)skipped, p->tokens = (uint64_t)tokens;
+    return true;
 }
 
 // Reads every tensor of the table into `array`, from tensors named prefix + name; Hugging Face's published GPT-2 files leave

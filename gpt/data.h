@@ -62,7 +62,7 @@ static inline bool data_open_shard(Shard *shard, const char *path) {
     unsigned char header[SHARD_HEADER * 4];
     int32_t word[4] = {0};
     struct stat info;
-    int file = open(path, O_RDONLY);
+    int file = open(path, O_RDONLY | O_NONBLOCK);  // does not wait for a pipe's other end
     if (file < 0 || fstat(file, &info)) {
         bool missing = errno == ENOENT;
         if (file >= 0) close(file);
@@ -91,6 +91,8 @@ static inline bool data_open_shard(Shard *shard, const char *path) {
     if (word[2] <= 0 || stored < word[2] || got < (ssize_t)sizeof header)
         return fail("the shard %s is truncated or damaged: its header promises %d tokens and the file holds %lld; download or "
                     "make it again", path, word[2], stored > 0 ? stored : 0);
+    if (word[3] < 0 || word[3] > 65536)
+        return fail("the shard %s is damaged: its header has a vocabulary of %d, and 16 bits can have 65536 tokens", path, word[3]);
     shard->tokens = (size_t)word[2];
     shard->vocab = word[3] > 0 ? word[3] : SHARD_DEFAULT_VOCAB;
     return true;

@@ -10,6 +10,13 @@
 
 #include "json.h"
 
+// A name for putting `path` aside: with `ending`, and a number if that is taken. `aside` has room for PATH_SIZE + 32.
+static inline const char *name_aside(const char *path, const char *ending, char *aside) {
+    snprintf(aside, PATH_SIZE + 32, "%s.%s", path, ending);
+    for (int n = 2; !access(aside, F_OK); n++) snprintf(aside, PATH_SIZE + 32, "%s.%s-%d", path, ending, n);
+    return aside;
+}
+
 static inline double seconds_now(void) {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
@@ -28,20 +35,20 @@ typedef struct {
 // Opens folder/log.jsonl for a run that goes on after `step`. Lines of later steps, which a crash can leave behind, are cut
 // off, so that the log reads as one run. At step 0 a log that is there becomes log.jsonl.old. False after fail().
 static inline bool log_open(Log *log, const char *folder, long long step, long long steps, long long every) {
-    char path[PATH_SIZE], line[1024];
+    char path[PATH_SIZE], aside[PATH_SIZE + 32], *line = NULL;
+    size_t room = 0;
     snprintf(path, sizeof path, "%s/log.jsonl", folder);
-    char old[PATH_SIZE + 8];
-    snprintf(old, sizeof old, "%s.old", path);
-    if (step == 0) rename(path, old);
+    if (step == 0) rename(path, name_aside(path, "old", aside));
     FILE *file = fopen(path, "a+");
     if (!file) return fail("cannot write %s: %s; choose another --out", path, strerror(errno));
     off_t keep = 0;
     rewind(file);
-    while (fgets(line, sizeof line, file)) {
+    while (getline(&line, &room, file) >= 0) {
         const char *found = strstr(line, "\"step\": ");
         if (!strchr(line, '\n') || (found && strtoll(found + 8, NULL, 10) > step)) break;
         keep = ftello(file);
     }
+    free(line);
     if (ftruncate(fileno(file), keep)) return fail("cannot shorten %s: %s", path, strerror(errno));
     fseeko(file, 0, SEEK_END);
     log->jsonl = file;
@@ -92,11 +99,12 @@ static inline void log_step(Log *log, long long step, double loss, double norm, 
     bool report = step % log->every == 0 || step == log->steps || step == log->first + 1 || skipped;
     if (!report && !log->terminal) return;
     if (log->in_place) fputs("\r\033[K", stdout);  // back to the start of the line, and clear it
+    if (!report) fputs("\033[?7l", stdout);         // what is too long for the terminal is cut off, not wrapped
     printf("step %*lld/%lld | loss %.4f | norm %6.3f | lr %.2e | %7.1f ms | %7.0f tok/s | %s left%s",
            snprintf(NULL, 0, "%lld", log->steps), step, log->steps, loss, norm, rate, 1e3 * seconds, tokens / seconds,
            log_duration(pace * (double)(log->steps - step), left), skipped ? " | not finite: update skipped" : "");
     log->in_place = !report;
-    if (report) putchar('\n');
+    fputs(report ? "\n" : "\033[?7h", stdout);
     fflush(stdout);
 }
 

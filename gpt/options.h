@@ -110,6 +110,12 @@ static inline const OptionRow *option_find(const char *name, bool short_name) {
     return NULL;
 }
 
+static inline const OptionRow *option_row(int index) {
+    const OptionRow *row = option_rows;
+    while (row->index != index) row++;
+    return row;
+}
+
 // A value as text, for --help, the printed configuration and messages.
 static inline const char *option_text(const Options *o, const OptionRow *row, char *text, size_t size) {
     const char *field = (const char *)o + row->offset;

@@ -15,6 +15,7 @@ typedef struct {
     Options options;
     GptConfig config;
     bool trains;                 // has data and steps to do
+    bool prompts;                // has a prompt to write on from
     bool locked;                 // the output folder is ours
     char start_from[PATH_SIZE];  // a checkpoint's folder, or "" for fresh weights
     bool resumes;                // go on where start_from stopped, rather than only take its weights
@@ -25,23 +26,27 @@ typedef struct {
 } Run;
 
 // ---------------------------------------------------------------------------
-// Ctrl-C and SIGTERM: the first finishes the step and saves, the second stops at once
+// Ctrl-C, SIGTERM, and SIGHUP from a terminal that closes: the first finishes the step and saves, the second stops at once
 
 static volatile sig_atomic_t stop_requested;
 
 static void stop_on_signal(int signal_number) {
+    static const char message[] = "\nstopping after this step; once more to stop at once\n";
     stop_requested = signal_number;
-    signal(SIGINT, SIG_DFL);  // the next one, of either kind, ends the program at once
+    if (write(STDERR_FILENO, message, sizeof message - 1) < 0) stop_requested = signal_number;  // there is nobody to tell
+    signal(SIGINT, SIG_DFL);  // the next one, of any kind, ends the program at once
     signal(SIGTERM, SIG_DFL);
+    signal(SIGHUP, SIG_DFL);
 }
 
 static inline void catch_signals(void) {
-    struct sigaction action;
+    struct sigaction action, before;
     memset(&action, 0, sizeof action);
     action.sa_handler = stop_on_signal;
     action.sa_flags = SA_RESTART;
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
+    if (!sigaction(SIGHUP, NULL, &before) && before.sa_handler != SIG_IGN) sigaction(SIGHUP, &action, NULL);  // nohup ignores it
 }
 
 // ---------------------------------------------------------------------------
@@ -70,12 +75,11 @@ static inline bool run_find_resume(Run *run) {
         run->resumes = checkpoint_read_manifest(run->start_from, &run->progress, o, &damaged);
         if (run->resumes) return true;
         if (!damaged || o->dry_run || !run_lock_output(run)) return false;
-        snprintf(aside, sizeof aside, "%s.damaged", run->start_from);
-        for (int n = 2; !access(aside, F_OK); n++) snprintf(aside, sizeof aside, "%s.damaged-%d", run->start_from, n);
-        if (rename(run->start_from, aside)) return fail("%s, and it cannot be renamed: %s", error_text, strerror(errno));
+        if (rename(run->start_from, name_aside(run->start_from, "damaged", aside))) return fail("%s, and it cannot be renamed: %s", error_text, strerror(errno));
         warn("%s; it is set aside as %s", error_text, aside);
     }
     if (*aside) return fail("no whole checkpoint is left in %s; to start anew, choose another --out", o->out);
+    if (!*o->data) return fail("there is no checkpoint in %s to resume from; --out names the folder of the run", o->out);
     *run->start_from = 0;
     memset(&run->progress, 0, sizeof run->progress);
     return true;
@@ -94,7 +98,14 @@ static inline bool run_find_shape(Run *run) {
         if (!checkpoint_newest(o->model, INT64_MAX, run->start_from) &&
             (snprintf(config, sizeof config, "%s/config.json", o->model), access(config, R_OK)))
             return fail("--model %s is neither a preset (%s) nor a folder with a checkpoint", o->model, gpt_preset_names());
-    }
+        // One of ours has a manifest, and has to be whole.
+        bool damaged;
+        Json *manifest = NULL;
+        snprintf(config, sizeof config, "%s/%s", run->start_from, checkpoint_files[CHECKPOINT_MANIFEST]);
+        if (!access(config, F_OK) && !(manifest = checkpoint_verify(run->start_from, &damaged))) return false;
+        json_free(manifest);
+    } else if (run->resumes && !preset && o->given[OPTION_model])
+        return fail("--resume goes on with the model of %s; --model %s would start from another: give one of the two", run->start_from, o->model);
     const struct { int option; const char *name; int64_t wanted; int preset; int *size; } sizes[] = {
         {OPTION_layers, "layers", o->layers, preset ? preset->layers : 0, &c->layers},
         {OPTION_heads, "heads", o->heads, preset ? preset->heads : 0, &c->heads},
@@ -152,14 +163,15 @@ static inline bool run_setup(Run *run, int argc, char **argv) {
     options_defaults(o);
     if (!options_parse(o, argc, argv)) return false;
     if (!*o->out) return fail("--out is empty; it names the folder for checkpoints and log.jsonl");
-    if (o->steps == 0 && !*o->prompt && !o->dry_run)
+    run->prompts = o->given[OPTION_prompt];
+    if (o->steps == 0 && !run->prompts && !o->dry_run)
         return fail("--steps 0 trains nothing; add --prompt TEXT to write with a model");
     if (!run_find_resume(run) || !run_find_shape(run)) return false;
-    if (*o->prompt && !*run->start_from && !*o->data)
+    if (run->prompts && !*run->start_from && !*o->data)
         return fail("--prompt needs a trained model: give --model FOLDER with a checkpoint or a run, or --data to train one first");
     // A prompt for a trained model only writes, unless data is named along with it.
-    run->trains = o->steps > 0 && *o->data && !(*o->prompt && *run->start_from && !o->given[OPTION_data]);
-    if (!run->trains && !*o->prompt && !o->dry_run)
+    run->trains = o->steps > 0 && *o->data && !(run->prompts && *run->start_from && !o->given[OPTION_data]);
+    if (!run->trains && !run->prompts && !o->dry_run)
         return fail("nothing to do: give --data FILE to train on a text, or --prompt TEXT and --model FOLDER to write; --help lists all options");
     if (*o->data && (run->trains || o->dry_run) && !run_open_data(run)) return false;
     if (!run->config.vocab) run->config.vocab = BYTE_VOCAB;
@@ -167,7 +179,7 @@ static inline bool run_setup(Run *run, int argc, char **argv) {
     int64_t batch_tokens = o->batch * run->config.seq;
     if (!o->total_batch) o->total_batch = batch_tokens;
     if (o->total_batch % batch_tokens)
-        return fail("--total-batch %lld is no multiple of --batch times --seq, %lld x %d = %lld; choose one that is",
+        return fail("a --total-batch of %lld is no multiple of --batch times --seq, %lld x %d = %lld; choose one that is",
                     (long long)o->total_batch, (long long)o->batch, run->config.seq, (long long)batch_tokens);
     if (batch_tokens > INT32_MAX)
         return fail("--batch %lld times --seq %d is %lld tokens at once; at most %d can be computed, and --total-batch accumulates more",
@@ -185,13 +197,24 @@ static inline bool run_setup(Run *run, int argc, char **argv) {
     return true;
 }
 
-// Takes the output folder: nobody else's, and not one with checkpoints that this run would mix with.
+// Takes the output folder: nobody else's, and not one with checkpoints that this run would mix with. Warns if a resumed run
+// has other data than before.
 static inline bool run_claim_output(Run *run) {
     char newest[PATH_SIZE];
     const Options *o = &run->options;
+    uint64_t tokens = run->train.end - run->train.begin;
     if (!run_lock_output(run)) return false;
+    if (run->resumes && run->progress.tokens != tokens)
+        warn("the data has %llu tokens to train on, and had %llu when %s was saved, so other samples follow than would have then",
+             (unsigned long long)tokens, (unsigned long long)run->progress.tokens, run->start_from);
+    run->progress.tokens = tokens;
     if (!checkpoint_newest(o->out, INT64_MAX, newest)) return true;
-    long long step = checkpoint_step(strrchr(newest, '/') + 1);
+    long long step = checkpoint_step(newest, "");
+    char parent[PATH_SIZE + 8];
+    snprintf(parent, sizeof parent, "%s/..", run->start_from);
+    struct stat out, from;
+    if (run->resumes && (stat(o->out, &out) || stat(parent, &from) || out.st_ino != from.st_ino || out.st_dev != from.st_dev))
+        return fail("%s holds another run than the one that %s is of; choose another --out", o->out, run->start_from);
     if (!run->resumes)
         return fail("%s already holds a run, saved at step %lld; --resume auto goes on with it, another --out starts a new one", o->out, step);
     if (step > run->progress.step)

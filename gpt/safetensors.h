@@ -155,7 +155,7 @@ static inline bool safetensors_read_header(SafeTensors *s) {
     fseeko(s->file, 0, SEEK_END);
     uint64_t size = (uint64_t)ftello(s->file);
     rewind(s->file);
-    if (size < 10 || fread(&length, 8, 1, s->file) != 1 || length > size - 8 || length > 100000000)
+    if (size < 10 || fread(&length, 8, 1, s->file) != 1 || length > size - 8 || length > 1 << 24)
         return fail("%s is not a safetensors file or is cut short: %llu bytes, a header of %llu", s->path,
                     (unsigned long long)size, (unsigned long long)length);
     char *text = (char *)allocate(length, 1, "the header of a checkpoint");

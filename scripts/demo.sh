@@ -37,6 +37,7 @@ echo "Training on $data. Ctrl-C stops after the current step, saves, and says ho
 echo
 ./train_gpt2 --data "$data" --out "$out" --val-every 1000 --val-steps 0 --log-every 100 --prompt "$prompt" --tokens 500 "$@" || exit
 
+trained "$out" || exit 0  # --dry-run, or another --out
 cat <<TEXT
 
 The model is in $out. What to try next:

@@ -70,6 +70,7 @@ same() { # CHECKPOINT CHECKPOINT [FILE...]
     [ $# -gt 2 ] || diff -rq "$1" "$2" >"$tmp/diff" 2>&1 || wrong "$(head -n 1 "$tmp/diff")"
 }
 arrays=(model.safetensors optimizer.safetensors)
+stopping=$'\nstopping after this step; once more to stop at once'
 logged() { # FOLDER N: an object for each of the steps 1 to N, in order, and all lines well-formed
     local x='-?[0-9.]+(e[-+][0-9]+)?'
     cmp -s <(sed -n 's/.*"step": \([0-9]*\), "loss".*/\1/p' "$1/log.jsonl") <(seq "$2") || wrong "$1/log.jsonl is not of steps 1 to $2"
@@ -198,19 +199,21 @@ else
     end
 fi
 
-new '--keep and --save-every'
-fine "${text[@]}" --steps 20 --save-every 3 --keep 2 --out run; holds ckpt-00000018 ckpt-00000020 log.jsonl
+new '--keep and --save-every; folders that are not ours stay'
+mkdir -p run/ckpt-00000003.tmp-mine run/ckpt-mine run/ckpt-00000002.tmp
+fine "${text[@]}" --steps 20 --save-every 3 --keep 2 --out run
+holds ckpt-00000003.tmp-mine ckpt-00000018 ckpt-00000020 ckpt-mine log.jsonl
 end
 
 # ---- signals -----------------------------------------------------------------------------------------------------------
 
-for how in INT.130 TERM.143; do
+for how in INT.130 TERM.143 HUP.129; do
     IFS=. read -r signal status <<<"$how"
     new "SIG$signal: finishes the step, saves, says how to go on"
     start "${short[@]}" "${endless[@]}" --total-batch 512 --out run
     await grep -q '"step": 5,' run/log.jsonl
     kill "-$signal" "$pid"; finish
-    ended "$status" ''
+    ended "$status" "$stopping"
     step=$(sed -n 's/.*"step": \([0-9]*\), "loss".*/\1/p' run/log.jsonl | tail -n 1)
     says "^stopped by a signal after step $step; to go on: $program --out run --resume auto$"
     read -ra arguments < <(sed -n 's/.*to go on: [^ ]* //p' "$tmp/out")
@@ -232,7 +235,7 @@ for how in INT.INT.130 TERM.TERM.143 INT.TERM.143; do
     ! gone 2>/dev/null || wrong 'the first one ended it in the middle of a step'
     kill "-$second" "$pid"; await gone
     kill -KILL "$pid" 2>/dev/null; finish
-    ended "$status" ''
+    ended "$status" "$stopping"
     [[ $(newest) == *\? ]] || wrong 'it saved'
     end
 done
@@ -265,6 +268,7 @@ refuse 'cannot open the data file nothing.txt: No such file*--data takes*' "${te
 refuse 'cannot open the data file nothing.txt: *' "${text[@]}" --val-data nothing.txt
 refuse "no data file matches '\*.text'*--data takes*" "${text[@]}" --data '*.text'
 refuse "no data file matches 'folder/*--data takes*" "${text[@]}" --data folder
+mkfifo pipe; refuse 'cannot read the data file pipe: it is not a regular file' "${text[@]}" --data pipe
 refuse 'the data file empty.txt is empty; it should hold *' "${text[@]}" --data empty.txt
 refuse 'the data file empty.bin is empty; it should hold *' "${text[@]}" --data empty.bin
 refuse '--data has 11 tokens*T = 32 needs 33; give more text, a smaller --seq*' "${short[@]}" --data ten.txt
@@ -277,6 +281,8 @@ tokens "$tmp/short.txt" | tee tokens | shard good.bin 20240520 1 501 257
 fine "${short[@]}" --data good.bin --dry-run
 shard promise.bin 20240520 1 502 257 <tokens
 shard version.bin 20240520 2 501 257 <tokens
+shard many.bin 20240520 1 501 65537 <tokens
+refuse 'the shard many.bin is damaged: *a vocabulary of 65537*' "${text[@]}" --data many.bin
 shard model.bin 20240326 3 501 257 <tokens
 head -c 600 good.bin >header.bin; gzip -c "$tmp/text.txt" >zipped.bin; cp "$tmp/text.txt" text.bin
 refuse 'the shard promise.bin is truncated*promises 502 tokens and the file holds 501; *make it again' "${text[@]}" --data promise.bin
@@ -324,10 +330,17 @@ while read -r name other has; do
     refuse "--$name $other does not fit *ckpt-00000010, which has $has; *" --data "$tmp/text.txt" --model run --out x "--$name" "$other"
 done < <(printf '%s\n' 'layers 2 1' 'heads 4 2' 'channels 64 32' 'seq 16 32' 'vocab 300 257')
 refuse '--layers 4 does not fit *which has 1; *' --resume auto --model tiny
+refuse '--resume goes on with the model of run/ckpt-00000010; --model *' --resume auto --model "$tmp/base"
+refuse 'there is no checkpoint in typo to resume*--out *' --resume auto --out typo
+cp -r "$tmp/base" other; refuse 'other holds another run than *run/ckpt-00000010 *--out' --resume run --out other --steps 20
+mkdir deep; sed 's/"n_layer": 1/"n_layer": 16777216/' run/ckpt-00000010/config.json >deep/config.json
+refuse 'deep/config.json has no usable "n_layer": it goes from 1 to 1024' --model deep --prompt x
 damage run/ckpt-00000010/model.safetensors
 refuse 'run/ckpt-00000010 is damaged: the checksum of model.safetensors is wrong*' --resume run/ckpt-00000010 --steps 20
 refuse 'run/ckpt-00000010 is damaged*' --resume run --steps 20 --out x
 truncate -s -4 run/ckpt-00000010/model.safetensors
+refuse 'run/ckpt-00000010 is damaged: model.safetensors has * bytes instead of *' --data "$tmp/text.txt" --model run --out x
+rm run/ckpt-00000010/manifest.json # as if it were not ours
 refuse 'run/ckpt-00000010/model.safetensors is *cut short*' --data "$tmp/text.txt" --model run --out x
 end
 
@@ -340,7 +353,7 @@ refuse 'unknown option --nonsense-option; --help*' --nonsense-option
 refuse 'unknown option book.txt; *--data FILE' book.txt
 refuse '--batch needs a value; --help*' "${text[@]}" --batch
 refuse "--lr-schedule 'bumpy' is not known; it is one of cosine|linear|constant|wsd" "${text[@]}" --lr-schedule bumpy
-refuse '--total-batch 100 is no multiple of*2 x 32 = 64; *' "${text[@]}" --total-batch 100
+refuse 'a --total-batch of 100 is no multiple of*2 x 32 = 64; *' "${text[@]}" --total-batch 100
 refuse '--channels 32 is not a multiple of --heads 3; *' "${text[@]}" --heads 3
 refuse 'a head has 200 channels*at most 128 *' "${text[@]}" --heads 1 --channels 200
 refuse '--steps 0 trains nothing; add --prompt TEXT*' "${text[@]}" --steps 0
@@ -434,7 +447,7 @@ if [ -w /dev/full ]; then
     ended 1 'error: cannot write to the standard output: No space left on device'
 fi
 start --model "$trained" --prompt 'The ' --tokens 100000000
-await test -s "$tmp/out"; kill -INT "$pid"; finish; ended 130 ''
+await test -s "$tmp/out"; kill -INT "$pid"; finish; ended 130 "$stopping"
 [ "$(files "$trained")" = "$before" ] || wrong "it changed the model's folder"
 [ ! -e run ] || wrong 'it made an output folder'
 end
@@ -448,7 +461,7 @@ end
 # ---- what goes wrong on the way ----------------------------------------------------------------------------------------
 
 new 'not finite: five updates skipped, then an end that loses nothing'
-cp -r "$tmp/base/ckpt-00000010" nan
+cp -r "$tmp/base/ckpt-00000010" nan; rm nan/manifest.json
 printf '\0\0\xc0\x7f' | dd of=nan/model.safetensors bs=1 seek=$(($(wc -c <nan/model.safetensors) - 4)) conv=notrunc status=none
 go --data "$tmp/text.txt" --batch 2 --model nan --steps 50
 ended 1 'error: 5 updates in a row *not finite*--lr*'; [[ $err != *$'\n'* ]] || wrong "more than one line: $err"
@@ -475,11 +488,36 @@ fine --resume auto --out run
 same {whole,run}/ckpt-00000020; same_losses whole run
 end
 
+new 'nobody reads the output, the folder vanishes, no standard streams: the weights are saved all the same'
+"$program" "${text[@]}" --steps 200 --log-every 1 --out pipe 2>"$tmp/err" | head -n 1 >/dev/null
+[ -d pipe/ckpt-00000200 ] || wrong 'not saved where the output is a closed pipe'
+start "${text[@]}" "${endless[@]}" --out gone
+await grep -q '"step": 5,' gone/log.jsonl
+rm -r gone; kill -TERM "$pid"; finish
+compgen -G 'gone/ckpt-*' >/dev/null || wrong "not saved where the folder was removed: $err"
+"$program" "${text[@]}" --steps 3 --out closed <&- >&- 2>&- || wrong "exit status $? without standard streams"
+logged closed 3
+end
+
+new 'the log of an earlier run is kept, and long lines in it'
+fine "${text[@]}" --steps 2 --out run; { cat run/log.jsonl; printf '{"note": "%2000s"}\n' x; } >log
+cp log run/log.jsonl; fine --resume auto --steps 4 --out run
+cmp -s log <(head -n 4 run/log.jsonl) || wrong 'a long line cut the log'
+for old in one two; do rm -r run/ckpt-*; echo $old >run/log.jsonl; fine "${text[@]}" --steps 1 --out run; done
+[ "$(cat run/log.jsonl.old run/log.jsonl.old-2)" = $'one\ntwo' ] || wrong 'an old log was lost'
+end
+
+new 'other data on resuming: a warning'
+cp -r "$tmp/base" run; { cat "$tmp/text.txt"; echo more; } >longer.txt
+go --resume auto --out run --steps 12 --data longer.txt
+ended 0 'warning: the data has * tokens to train on, and had * when run/ckpt-00000010 was saved*'
+end
+
 name='lines are updated in place on a terminal, and only there'
 if script -qec true /dev/null </dev/null >/dev/null 2>&1; then
     new "$name"
     script -qec "$(printf '%q ' "$program" "${text[@]}" --steps 20)" /dev/null </dev/null >terminal 2>&1
-    grep -q $'\r\e\[Kstep  *15/20' terminal || wrong 'no line was replaced on the terminal'
+    grep -q $'\r\e\[K\e\[?7lstep  *15/20' terminal || wrong 'no line was replaced on the terminal'
     fine "${text[@]}" --steps 20 --out run2
     ! grep -q $'[\r\e]' "$tmp/out" || wrong 'there are control characters in a file'
     [ "$(grep -c '^step .*tok/s' "$tmp/out")" = 3 ] || wrong 'not the steps 1, 10 and 20 in a file'

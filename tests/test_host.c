@@ -961,13 +961,13 @@ static void write_log(void) {  // 8 steps, a line kept every 3; the third is ski
 }
 
 TEST(log_lines) {
-    static const char *const lines[] = {"step 1/8 | loss 5.5556 | norm ", "step 3/8 | loss nan", "step 4/8 | loss inf", "step 5/8 | validation loss 0.0000",
-                                        "step 6/8 | loss 3.1416", "step 7/8 | loss 2.5000", "step 7/8 | validation loss 1.2500", "step 8/8 | loss 1.0000"};
+    static const char *const lines[] = {"step 1/8 | loss 5.5556 | norm ", "step 3/8 | loss nan", "\033[?7lstep 4/8 | loss inf", "step 5/8 | validation loss 0.0000",
+                                        "step 6/8 | loss 3.1416", "\033[?7lstep 7/8 | loss 2.5000", "step 7/8 | validation loss 1.2500", "step 8/8 | loss 1.0000"};
     CHECK(run_child(write_log) == 0, "%s", child_output);
     char *line = child_output;
     for (int i = 0; i < 8; i++, line += strcspn(line, "\n") + 1)  // 4 and 7 as on a terminal only, where 5 replaces 4, and the validation lets 7 stand
         CHECK(!strncmp(line, lines[i], strlen(lines[i])), "wanted '%s' in: %s", lines[i], child_output);
-    static const char *const parts[] = {"lr 1.00e-03 |   500.0 ms |    2000 tok/s |", "update skipped\n", "left\r\033[Kstep 5/8 | loss 0.0000 |"};
+    static const char *const parts[] = {"lr 1.00e-03 |   500.0 ms |    2000 tok/s |", "update skipped\n", "left\033[?7h\r\033[K\033[?7lstep 5/8 | loss 0.0000 |"};
     for (int i = 0; i < 3; i++) CHECK(!*line && strstr(child_output, parts[i]), "no '%s' in: %s", parts[i], child_output);
     size_t size, length, ends[11] = {0};
     char *text = get("log.jsonl", &size);
@@ -1021,7 +1021,7 @@ static void save(const char *folder, int64_t step, const char *more, const char 
     options_defaults(&o);
     CHECK(parse(&o, "--steps", "40", "--keep", "0", more, value, NULL), "%s", error_text);
     for (int i = 0; i < 3 * SMALL; i++) ((uint32_t *)(void *)saved)[i] = (uint32_t)draw();
-    CHECK(checkpoint_save(folder, small, &o, (Progress){step, (uint64_t)step * 4, 2}, saved_state), "%s", error_text);
+    CHECK(checkpoint_save(folder, small, &o, (Progress){step, (uint64_t)step * 4, step < 2 ? 0 : 2, 901}, saved_state), "%s", error_text);
 }
 
 static bool checkpoint_damaged;  // what the last reading of a manifest said
@@ -1060,7 +1060,7 @@ TEST(checkpoint_round_trip) {
     const char *path = "./ckpt-123456789012";
     save(".", 123456789012, "--lr", "0.1234567890123");
     CHECK(entries(".") == 1 && entries(path) == 6 && same_as_saved(path), "arrays came back with other bits");
-    CHECK(checkpoint_read_manifest(path, &p, &o, &checkpoint_damaged) && p.step == 123456789012 && p.samples == 493827156048 && p.skipped == 2, "%s", error_text);
+    CHECK(checkpoint_read_manifest(path, &p, &o, &checkpoint_damaged) && p.step == 123456789012 && p.samples == 493827156048 && p.skipped == 2 && p.tokens == 901, "%s", error_text);
     CHECK(o.lr == 0.1234567890123 && o.steps == 40 && o.keep == 0 && checkpoint_read_config(path, &c) && !memcmp(&c, &small, sizeof c), "%s", error_text);
     Json *config = checkpoint_read_json(path, "config.json"), *manifest = checkpoint_read_json(path, "manifest.json");
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) CHECK(json_number_or(config, keys[i].key, -1) == keys[i].value, "%s", keys[i].key);
@@ -1076,7 +1076,7 @@ TEST(checkpoint_round_trip) {
     }
     json_free(config), json_free(manifest);
     other.vocab = 255;  // not the bytes: without a tokenizer, and the last token ends a text
-    CHECK(checkpoint_save(".", other, &o, (Progress){5, 5, 0}, saved_state), "%s", error_text);
+    CHECK(checkpoint_save(".", other, &o, (Progress){5, 5, 0, 9}, saved_state), "%s", error_text);
     CHECK(entries("ckpt-00000005") == 4 && sound("ckpt-00000005"), "%s", error_text);
     char *text = get("ckpt-00000005/config.json", &size);
     CHECK(strstr(text, "\"vocab_size\": 255,") && strstr(text, "\"eos_token_id\": 254"), "%s", text);
@@ -1114,6 +1114,13 @@ TEST(checkpoint_damage_is_noticed) {
     put_text(manifest, text);
     REFUSED(sound(path), "unknown format");
     CHECK(!checkpoint_damaged);
+    Options o;
+    options_defaults(&o);
+    for (int i = 0; i < 2; i++) {  // whole, but impossible
+        CHECK(checkpoint_save(".", small, &o, (Progress){5, 20, i ? -1 : 6, 9}, saved_state), "%s", error_text);
+        REFUSED(sound("ckpt-00000005"), "its counts are impossible");
+        checkpoint_remove("ckpt-00000005");
+    }
 }
 
 TEST(checkpoint_other_shapes_and_names) {
@@ -1192,7 +1199,7 @@ static void save_with_little_room(void) {
     o.keep = 1;
     signal(SIGXFSZ, SIG_IGN);
     CHECK(!setrlimit(RLIMIT_FSIZE, &limit));
-    REFUSED(checkpoint_save("out", small, &o, (Progress){2, 8, 0}, saved_state), "earlier checkpoints are untouched");
+    REFUSED(checkpoint_save("out", small, &o, (Progress){2, 8, 0, 9}, saved_state), "earlier checkpoints are untouched");
     fputs(error_text, stdout);
 }
 
@@ -1209,7 +1216,10 @@ TEST(checkpoint_save_fails) {
         CHECK(run_child(save_with_little_room) == 0 && strstr(child_output, ways[i].says), "%s", child_output);
         CHECK(entries("out") == 2 && sound("out/ckpt-00000001") && !unlink(ways[i].in_the_way), "%s", error_text);
     }
-    CHECK(!rename("out", "gone") && run_child(save_with_little_room) == 0 && strstr(child_output, "No such file"), "%s", child_output);
+    CHECK(!rename("out", "gone") && put_text("out", "") && run_child(save_with_little_room) == 0 && strstr(child_output, "Not a directory"), "%s", child_output);
+    CHECK(!unlink("out"));
+    save("out", 3, NULL, NULL);  // a folder that was removed meanwhile is made again
+    CHECK(sound("out/ckpt-00000003"), "%s", error_text);
 }
 
 static void claim_again(void) { puts(folder_claim("a/b c") ? "claimed" : error_text); }
@@ -1326,9 +1336,9 @@ TEST(run_claim_output) {
     }
 }
 
-static void stop_twice(void) { catch_signals(), raise(SIGTERM), printf("%d", stop_requested), fflush(stdout), raise(SIGTERM); }
+static void stop_twice(void) { catch_signals(), raise(SIGTERM), printf("[%d]", stop_requested), fflush(stdout), raise(SIGTERM); }
 TEST(run_signals) {
-    CHECK(run_child(stop_twice) == 128 + SIGTERM && atoi(child_output) == SIGTERM, "the second signal ends the program: %s", child_output);
+    CHECK(run_child(stop_twice) == 128 + SIGTERM && strstr(child_output, "[15]"), "the second signal ends the program: %s", child_output);
 }
 
 // ---------------------------------------------------------------------------

@@ -47,11 +47,12 @@ refused 'cannot write no/folder/new.bin' a.txt no/folder/new.bin
 refused 'usage' a.txt
 refused 'usage'
 refused 'cannot read .*directory' . new.bin
-if [ -w /dev/full ]; then  # a disk without room; the rename is never reached
-    ln -s /dev/full full.bin.tmp
-    refused 'cannot write the shard' long.txt full.bin
-fi
-compgen -G 'new.bin*' >/dev/null && wrong 'it leaves a file behind'
+echo mine >kept.bin.tmp
+refused 'cannot write kept.bin.tmp: File exists' a.txt kept.bin
+[ "$(<kept.bin.tmp)" = mine ] || wrong 'it wrote over a .tmp file'
+(trap '' XFSZ; ulimit -f 100; "$program" long.txt full.bin >out 2>err) && wrong 'it accepts a full disk'
+grep -q 'cannot write the shard: File too large' err || wrong "a full disk: $(cat err)"
+for file in new.bin* full.bin*; do [ ! -e "$file" ] || wrong "it leaves $file behind"; done
 end
 
 exit "$failed"

@@ -12,5 +12,5 @@ if pkg-config --exists openblas 2>/dev/null; then
 fi
 make -s CC="$CC" BLAS=0 VARIANT=build/bench-own build/bench-own/bench_gpt2
 build/bench-own/bench_gpt2 speed
-echo 'tiny, B = 1, own matrix products:'
+echo 'tiny, B = 1, built-in matrix products:'
 build/bench-own/bench_gpt2 memory

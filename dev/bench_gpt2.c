@@ -1,6 +1,6 @@
 // Measures train_gpt2.c: training speed at GPT-2's smallest size, and memory and time as the sequence grows.
 //
-//   make bench                       with OpenBLAS, if it is installed, and with own matrix products
+//   make bench                       with OpenBLAS, if it is installed, and with the built-in matrix products
 //   build/cc/bench_gpt2 speed        d12, B = 4, T = 64
 //   build/cc/bench_gpt2 memory       the tiny model, B = 1, T = 256 to 16384
 //

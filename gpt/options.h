@@ -24,7 +24,7 @@
     OPTION(INT, seq, "t", "0", 0, 16777216, "", "T, tokens in a sequence; 0: as --model says")                         \
     OPTION(INT, vocab, "", "0", 0, 16777216, "", "V, tokens known; 0: 257 for text, what a shard says, or 50257")      \
     GROUP("Optimization", 1)                                                                                           \
-    OPTION(INT, steps, "x", "5000", 0, 1000000000000, "", "updates in the whole run; 0: train nothing")                \
+    OPTION(INT, steps, "x", "4000", 0, 1000000000000, "", "updates in the whole run; 0: train nothing")                \
     OPTION(INT, batch, "b", "8", 1, 1048576, "", "B, sequences computed at once")                                      \
     OPTION(INT, total_batch, "d", "0", 0, 1000000000000, "", "tokens in an update, accumulated; 0: B times T")         \
     OPTION(REAL, lr, "l", "0", 0, 1000, "", "learning rate at its peak; 0: 0.384 / C, 0.004 for tiny and 0.0005 for d12")  \

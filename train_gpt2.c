@@ -199,7 +199,8 @@ static void embedding_forward(float *out, const int *tokens, const float *wte, c
 enum { COLUMNS = 64 };
 
 // dwte += and dwpe (longest, C) (+)= dout (N, C), each row to its token's and its position's.
-static void embedding_backward(float *dwte, float *dwpe, const float *dout, const int *tokens, int B, int T, int C, int longest, bool add) {
+static void embedding_backward(float *dwte, float *dwpe, const float *dout, const int *tokens, int B, int T, int C, int longest,
+                               bool add) {
     if (!add) memset(dwpe, 0, (size_t)longest * C * sizeof(float));
 #pragma omp parallel for
     for (int first = 0; first < C; first += COLUMNS)
@@ -651,7 +652,8 @@ static size_t model_layout(Model *m, float *base, bool training) {
         m->grads = arena_take(&arena, m->parameters);
         m->state.m = arena_take(&arena, m->parameters);
         m->state.v = arena_take(&arena, m->parameters);
-        m->dlnf = arena_take(&arena, N * C), m->dx = arena_take(&arena, N * C), m->dc = arena_take(&arena, N * C), m->d4c = arena_take(&arena, N * 4 * C);
+        m->dlnf = arena_take(&arena, N * C), m->dx = arena_take(&arena, N * C);
+        m->dc = arena_take(&arena, N * C), m->d4c = arena_take(&arena, N * 4 * C);
         m->norms = (double *)arena_take(&arena, 2 * (m->parameters / NORM_CHUNK + 1));
     }
     return arena.used;
@@ -959,7 +961,8 @@ int main(int argc, char **argv) {
     model_allocate(&model, training);
     if (!*run.start_from) gpt_init(run.config, model.state.weights, (uint64_t)o->seed);
     else if (!checkpoint_load_weights(run.start_from, run.config, model.state.weights)) die_of_failure();
-    if (run.resumes && run.trains && !checkpoint_load_optimizer(run.start_from, run.config, model.state.m, model.state.v)) die_of_failure();
+    if (run.resumes && run.trains && !checkpoint_load_optimizer(run.start_from, run.config, model.state.m, model.state.v))
+        die_of_failure();
     if (run.trains && !run_claim_output(&run)) die_of_failure();
     catch_signals();
     if (run.trains) status = train(&model, &run);

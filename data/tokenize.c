@@ -48,7 +48,8 @@ int main(int argc, char **argv) {
     bool ok = fwrite(header, sizeof header, 1, out) == 1 || fail("cannot write the shard: %s", strerror(errno));
     for (int i = 1; ok && i < argc - 1; i++) ok = tokenize(out, argv[i], &tokens);
     header[2] = (int32_t)tokens;
-    if (ok) ok = (!fseek(out, 0, SEEK_SET) && fwrite(header, sizeof header, 1, out) == 1) || fail("cannot write the shard: %s", strerror(errno));
+    if (ok) ok = (!fseek(out, 0, SEEK_SET) && fwrite(header, sizeof header, 1, out) == 1) ||
+                 fail("cannot write the shard: %s", strerror(errno));
     if (fclose(out) && ok) ok = fail("cannot write the shard: %s", strerror(errno));
     if (ok) ok = !rename(temporary, path) || fail("cannot name the shard %s: %s", path, strerror(errno));
     if (!ok) {

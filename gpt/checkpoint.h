@@ -162,8 +162,8 @@ static inline void checkpoint_write_arrays(CheckedFile *f, GptConfig c, const ch
 }
 
 static inline void checkpoint_write_manifest(FILE *file, const Options *o, Progress p, const CheckedFile *files) {
-    fprintf(file, "{\n  \"format\": 1,\n  \"step\": %lld,\n  \"samples\": %llu,\n  \"skipped\": %lld,\n  \"tokens\": %llu,\n  \"files\": {\n",
-            (long long)p.step, (unsigned long long)p.samples, (long long)p.skipped, (unsigned long long)p.tokens);
+    fprintf(file, "{\n  \"format\": 1,\n  \"step\": %lld,\n  \"samples\": %llu,\n  \"skipped\": %lld,\n  \"tokens\": %llu,\n"
+            "  \"files\": {\n", (long long)p.step, (unsigned long long)p.samples, (long long)p.skipped, (unsigned long long)p.tokens);
     for (int i = 0; i < CHECKPOINT_MANIFEST; i++)
         fprintf(file, "    \"%s\": {\"bytes\": %llu, \"crc32\": \"%08x\"}%s\n", checkpoint_files[i],
                 (unsigned long long)files[i].size, files[i].crc, i + 1 < CHECKPOINT_MANIFEST ? "," : "");

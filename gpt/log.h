@@ -95,7 +95,8 @@ static inline void log_step(Log *log, long long step, double loss, double norm, 
     char a[32], b[32], c[32], left[32];
     double pace = (seconds_now() - log->start) / (double)(step - log->first);
     log_json(log, "{\"step\": %lld, \"loss\": %s, \"norm\": %s, \"lr\": %s, \"ms\": %.3f, \"tokens_per_second\": %.1f%s}\n", step,
-             json_number_text(loss, a), json_number_text(norm, b), json_number_text(rate, c), 1e3 * seconds, tokens / seconds, skipped ? ", \"skipped\": true" : "");
+             json_number_text(loss, a), json_number_text(norm, b), json_number_text(rate, c), 1e3 * seconds,
+             tokens / seconds, skipped ? ", \"skipped\": true" : "");
     bool report = step % log->every == 0 || step == log->steps || step == log->first + 1 || skipped;
     if (!report && !log->terminal) return;
     if (log->in_place) fputs("\r\033[K", stdout);  // back to the start of the line, and clear it

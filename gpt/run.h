@@ -32,11 +32,14 @@ static volatile sig_atomic_t stop_requested;
 
 static void stop_on_signal(int signal_number) {
     static const char message[] = "\nstopping after this step; once more to stop at once\n";
+    int error = errno;  // of whatever was interrupted
     stop_requested = signal_number;
-    if (write(STDERR_FILENO, message, sizeof message - 1) < 0) stop_requested = signal_number;  // there is nobody to tell
+    ssize_t told = write(STDERR_FILENO, message, sizeof message - 1);
+    (void)told;
     signal(SIGINT, SIG_DFL);  // the next one, of any kind, ends the program at once
     signal(SIGTERM, SIG_DFL);
     signal(SIGHUP, SIG_DFL);
+    errno = error;
 }
 
 static inline void catch_signals(void) {
@@ -75,7 +78,8 @@ static inline bool run_find_resume(Run *run) {
         run->resumes = checkpoint_read_manifest(run->start_from, &run->progress, o, &damaged);
         if (run->resumes) return true;
         if (!damaged || o->dry_run || !run_lock_output(run)) return false;
-        if (rename(run->start_from, name_aside(run->start_from, "damaged", aside))) return fail("%s, and it cannot be renamed: %s", error_text, strerror(errno));
+        if (rename(run->start_from, name_aside(run->start_from, "damaged", aside)))
+            return fail("%s, and it cannot be renamed: %s", error_text, strerror(errno));
         warn("%s; it is set aside as %s", error_text, aside);
     }
     if (*aside) return fail("no whole checkpoint is left in %s; to start anew, choose another --out", o->out);
@@ -105,7 +109,8 @@ static inline bool run_find_shape(Run *run) {
         if (!access(config, F_OK) && !(manifest = checkpoint_verify(run->start_from, &damaged))) return false;
         json_free(manifest);
     } else if (run->resumes && !preset && o->given[OPTION_model])
-        return fail("--resume goes on with the model of %s; --model %s would start from another: give one of the two", run->start_from, o->model);
+        return fail("--resume goes on with the model of %s; --model %s would start from another: give one of the two",
+                    run->start_from, o->model);
     const struct { int option; const char *name; int64_t wanted; int preset; int *size; } sizes[] = {
         {OPTION_layers, "layers", o->layers, preset ? preset->layers : 0, &c->layers},
         {OPTION_heads, "heads", o->heads, preset ? preset->heads : 0, &c->heads},
@@ -136,7 +141,8 @@ static inline bool run_open_data(Run *run) {
         if (!data_open(&run->val, o->val_data)) return false;
         held_out = 0;
         if (run->val.vocab != vocab)
-            return fail("--data has tokens of a vocabulary of %d and --val-data of %d; both need the same tokenizer", vocab, run->val.vocab);
+            return fail("--data has tokens of a vocabulary of %d and --val-data of %d; both need the same tokenizer",
+                        vocab, run->val.vocab);
     } else if (held_out && !data_open(&run->val, o->data)) return false;
     if (!run->config.vocab) run->config.vocab = vocab;
     // Bytes mean something only to a byte model: text for another vocabulary would train nonsense.
@@ -172,7 +178,8 @@ static inline bool run_setup(Run *run, int argc, char **argv) {
     // A prompt for a trained model only writes, unless data is named along with it.
     run->trains = o->steps > 0 && *o->data && !(run->prompts && *run->start_from && !o->given[OPTION_data]);
     if (!run->trains && !run->prompts && !o->dry_run)
-        return fail("nothing to do: give --data FILE to train on a text, or --prompt TEXT and --model FOLDER to write; --help lists all options");
+        return fail("nothing to do: give --data FILE to train on a text, or --prompt TEXT and --model FOLDER to write; "
+                    "--help lists all options");
     if (*o->data && (run->trains || o->dry_run) && !run_open_data(run)) return false;
     if (!run->config.vocab) run->config.vocab = BYTE_VOCAB;
 
@@ -216,7 +223,8 @@ static inline bool run_claim_output(Run *run) {
     if (run->resumes && (stat(o->out, &out) || stat(parent, &from) || out.st_ino != from.st_ino || out.st_dev != from.st_dev))
         return fail("%s holds another run than the one that %s is of; choose another --out", o->out, run->start_from);
     if (!run->resumes)
-        return fail("%s already holds a run, saved at step %lld; --resume auto goes on with it, another --out starts a new one", o->out, step);
+        return fail("%s already holds a run, saved at step %lld; --resume auto goes on with it, another --out starts a new one",
+                    o->out, step);
     if (step > run->progress.step)
         return fail("%s holds a later checkpoint, of step %lld, than the step %lld resumed from; choose another --out or move the "
                     "later ones away", o->out, step, (long long)run->progress.step);

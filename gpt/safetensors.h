@@ -131,7 +131,8 @@ static inline bool safetensors_entry(SafeTensors *s, const Json *node, uint64_t 
     Json *shape = json_get(node, "shape"), *offsets = json_get(node, "data_offsets");
     t->dtype = json_string_or(node, "dtype", "");
     size_t element = safetensors_dtype_size(t->dtype), product = 1;
-    if (!shape || shape->type != JSON_ARRAY || !offsets || offsets->type != JSON_ARRAY || !offsets->child || !offsets->child->next || !element)
+    bool arrays = shape && shape->type == JSON_ARRAY && offsets && offsets->type == JSON_ARRAY;
+    if (!arrays || !offsets->child || !offsets->child->next || !element)
         return fail("%s is damaged: tensor '%.60s' has no known dtype, shape and data_offsets", s->path, node->key);
     if (strlen(node->key) >= sizeof t->name) return fail("%s: the tensor name '%.60s...' is too long", s->path, node->key);
     strcpy(t->name, node->key);

@@ -1,6 +1,6 @@
 # `make` lists what can be made. Settings, given as `make train_gpt2 BLAS=0`:
 #   CC        compiler: gcc or clang (default: cc)
-#   BLAS      0 uses the program's own matrix products even where OpenBLAS is installed
+#   BLAS      0 uses the built-in matrix products even where OpenBLAS is installed
 #   SANITIZE  address,undefined builds with these sanitizers, for finding faults
 #   ARCH      the processor to build for (default: native, this machine's)
 
@@ -14,7 +14,7 @@ takes = $(shell echo 'int main(void) { return 0; }' | $(CC) $(1) -x c - -o /dev/
 
 ifneq ($(filter train_gpt2 tokenize demo build/%,$(MAKECMDGOALS)),)
 ifeq ($(shell command -v $(firstword $(CC))),)
-$(error there is no compiler $(CC); on Debian: apt-get install gcc)
+$(error there is no compiler $(CC); on Debian: apt-get install gcc, and leave CC= out)
 endif
 MARCH := $(call takes,-march=$(ARCH))
 ifeq ($(MARCH)$(filter native,$(ARCH)),)
@@ -41,10 +41,10 @@ help:
 	@echo 'make train_gpt2   the trainer on the CPU; ./train_gpt2 --help lists its options'
 	@echo 'make tokenize     the program that turns texts into .bin shards'
 	@echo 'make test         all tests that this machine can run'
-	@echo 'make bench        speed and memory, beside the targets'
+	@echo 'make bench        speed beside its targets, and memory'
 	@echo 'make asan         the tests again, with address and undefined-behaviour sanitizers only'
 	@echo 'make clean        remove what was built; data, runs and checkpoints stay'
-	@echo 'Settings: CC=clang, BLAS=0 (own matrix products), ARCH=x86-64-v3, SANITIZE=address,undefined'
+	@echo 'Settings go behind: make train_gpt2 CC=clang, BLAS=0 (built-in matrix products), ARCH=x86-64-v3'
 
 # What was built with other flags is built again.
 $(VARIANT)/flags: always

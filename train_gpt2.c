@@ -360,7 +360,8 @@ static void crossentropy(float *losses, float *logits, const int *targets, int N
 // In the end o / l is the output: the same as above but for rounding.
 //
 // The backward needs p again, tile by tile. So the forward leaves one number for each query besides its output, the
-// log-sum-exp lse = m + log(l), because exp(s - lse) is p. Recomputing p costs one more matrix product, and saves T x T memory.
+// log-sum-exp lse = m + log(l), because exp(s - lse) = exp(s - m) / l = p. Recomputing p costs one more matrix product, and
+// saves memory of T x T.
 //
 // Tiles of causal attention, x computed, . never looked at:
 //
@@ -372,6 +373,8 @@ static void crossentropy(float *losses, float *logits, const int *targets, int N
 //
 // From: Milakov and Gimelshein, "Online normalizer calculation for softmax" (2018); Dao et al., "FlashAttention" (2022);
 // Dao, "FlashAttention-2" (2023), whose order of loops this is.
+//
+// From sections 1 and 2 it takes vectors (VECTOR floats, NR = 2 of them), exp_fast and largest.
 //
 // Where things are: a row of qkv holds q of all heads, then k, then v. Head h has its q at h HS, its k C further, its v
 // 2 C further; the next position is 3 C further.
@@ -425,7 +428,7 @@ static void attention_forward_tile(float *out, float *lse, const float *qkv, int
     float m[TILE], l[TILE] = {0}, scale = 1.0f / sqrtf((float)HS);
     int W = round_up(HS, NR), q_rows = min_int(TILE, T - q0);
     size_t stride = 3 * (size_t)C;  // from a position to the next in qkv
-    for (int i = 0; i < TILE; i++) m[i] = -FLT_MAX;
+    for (int i = 0; i < TILE; i++) m[i] = -FLT_MAX;  // nothing seen yet: l and o are 0, and the first correction changes nothing
     memset(o, 0, (size_t)TILE * W * sizeof(float));
     tile_load(q, queries + q0 * stride, stride, q_rows, HS, W, scale);
 
@@ -437,7 +440,7 @@ static void attention_forward_tile(float *out, float *lse, const float *qkv, int
         memset(s, 0, TILE * TILE * sizeof(float));
         tile_product(s, q, W, 1, kt, TILE, TILE, W);  // s = q kᵀ, scaled through q
 
-        for (int i = 0; i < q_rows; i++) {  // the online softmax: s becomes exp(s - m)
+        for (int i = 0; i < q_rows; i++) {  // the online softmax: s becomes exp(s - m); rows beyond q_rows are never read
             int seen = keys_seen(q0 + i, k0);
             float *row = s + i * TILE, m_new = largest(row, seen, m[i]), sum = 0;
 #pragma omp simd reduction(+ : sum)
@@ -475,9 +478,9 @@ static void attention_forward(float *out, float *lse, const float *qkv, int B, i
 // The backward of one head: dqkv from dout and what the forward kept, qkv, out and lse.
 //
 // o = p v gives dv = pᵀ do and dp = do vᵀ. The softmax p_j = exp(s_j) / sum of exp(s) has the derivatives
-// dp_j/ds_i = p_j ([i = j] - p_i), hence ds_i = sum over j of dp_j p_j ([i = j] - p_i) = p_i (dp_i - delta) with
-// delta = sum over j of p_j dp_j. Since dp_j = do · v_j and o = sum over j of p_j v_j, delta is do · o: it takes no row of p.
-// Then s = scale q kᵀ gives dq = scale ds k and dk = scale dsᵀ q.
+// ∂p_j/∂s_i = p_j ([i = j] - p_i), hence ds_i = sum over j of dp_j ∂p_j/∂s_i = p_i (dp_i - delta) with
+// delta = sum over j of p_j dp_j. Since dp_j = do · v_j and o = sum over j of p_j v_j, delta is do · o: it is computed before
+// the loops, without p. Then s = scale q kᵀ gives dq = scale ds k and dk = scale dsᵀ q.
 static void attention_backward_head(float *dqkv, const float *dout, const float *qkv, const float *out, const float *lse,
                                     int T, int C, int HS, Tile *tiles, float *delta) {
     const float *queries = qkv, *keys = queries + C, *values = keys + C;
@@ -900,7 +903,8 @@ static int train(Model *m, Run *run) {
     Batch batch = {allocate((size_t)m->config.seq + 1, sizeof(int), "a window"), allocate((size_t)N, sizeof(int), "a batch"),
                    allocate((size_t)N, sizeof(int), "a batch")};
     if (!log_open(&log, o->out, first, o->steps, o->log_every)) die_of_failure();
-    if (first >= o->steps) printf("all of the %lld steps are done; a larger --steps trains longer\n", (long long)o->steps);
+    if (first >= o->steps)
+        printf("the run is at step %lld of %lld already; a larger --steps trains longer\n", (long long)first, (long long)o->steps);
     bool ok = true;
     while (ok && progress->step < o->steps && !stop_requested && skips < SKIPS_TO_STOP) {
         double loss, norm, start = seconds_now(), rate = schedule_rate(&run->schedule, progress->step);

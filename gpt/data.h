@@ -159,8 +159,8 @@ static inline bool data_cut(Data *data, size_t begin, size_t end, int seq, uint6
     data->seed = seed;
     size_t length = end - begin, T = (size_t)seq;
     if (length < T + 1)
-        return fail("%s has %zu tokens, and a sequence of T = %d needs %zu; give more text, a smaller --seq%s", option, length,
-                    seq, T + 1, begin ? " or a larger --val-fraction" : "");
+        return fail("%s has %zu tokens, and a sequence of T = %d needs %zu; give more text%s a smaller --seq%s", option, length,
+                    seq, T + 1, begin ? "," : " or", begin ? " or a larger --val-fraction" : "");
     // One window fewer than would fit, so that an epoch can begin its cuts anywhere within one window's length.
     data->windows = (length - 1) / T;
     if (data->windows > 1) data->windows--;

@@ -27,7 +27,7 @@
     OPTION(INT, steps, "x", "4000", 0, 1000000000000, "", "updates in the whole run; 0: train nothing")                \
     OPTION(INT, batch, "b", "8", 1, 1048576, "", "B, sequences computed at once")                                      \
     OPTION(INT, total_batch, "d", "0", 0, 1000000000000, "", "tokens in an update, accumulated; 0: B times T")         \
-    OPTION(REAL, lr, "l", "0", 0, 1000, "", "learning rate at its peak; 0: 0.384 / C, 0.004 for tiny and 0.0005 for d12")  \
+    OPTION(REAL, lr, "l", "0", 0, 1000, "", "peak learning rate; 0: 0.384 / C, or a tenth of it from a checkpoint")         \
     OPTION(TEXT, lr_schedule, "k", "cosine", 0, 0, "cosine|linear|constant|wsd", "its shape after the warm-up")        \
     OPTION(INT, warmup, "u", "100", 0, 1000000000, "", "steps of warm-up; not given: a tenth of the steps at most")    \
     OPTION(REAL, lr_final, "q", "0.05", 0, 1, "", "the learning rate at the end, as a fraction of the peak")           \
@@ -223,7 +223,8 @@ static inline void options_help(FILE *file, const char *program) {
             "  %s --data book.txt                      train a small model on a book\n"
             "  %s --data book.txt --resume auto        go on after an interruption\n"
             "  %s --model run --prompt \"Once\"           write with what was trained\n"
-            "  %s --data book.txt --dry-run            what would it take?\n", program, program, program, program);
+            "  %s --data book.txt --dry-run            what would it take?\n\n"
+            "In brackets: the default and the range. Short names are those of llm.c.\n", program, program, program, program);
     for (int i = 0; i < OPTION_ROWS; i++) {
         const OptionRow *row = &option_rows[i];
         if (row->group) { fprintf(file, "\n%s\n", row->group); continue; }
@@ -231,7 +232,7 @@ static inline void options_help(FILE *file, const char *program) {
         snprintf(name, sizeof name, "--%s%s%s", option_dashed(row, dashed), *row->short_name ? ", -" : "", row->short_name);
         option_text(&defaults, row, value, sizeof value);
         if (row->type == OPTION_INT || row->type == OPTION_REAL)
-            snprintf(range, sizeof range, " [%s; %.16g to %.16g]", value, row->least, row->most);
+            snprintf(range, sizeof range, row->most < 1e9 ? " [%s; %.16g to %.16g]" : " [%s; %.16g or more]", value, row->least, row->most);
         else if (*row->choices) snprintf(range, sizeof range, " [%s; %s]", value, row->choices);
         else if (row->type == OPTION_TEXT && *value) snprintf(range, sizeof range, " [%s]", value);
         fprintf(file, "  %-20s %s%s\n", name, row->help, range);

@@ -31,7 +31,7 @@ typedef struct {
 static volatile sig_atomic_t stop_requested;
 
 static void stop_on_signal(int signal_number) {
-    static const char message[] = "\nstopping after this step; once more to stop at once\n";
+    static const char message[] = "\nstopping; once more to stop at once\n";
     int error = errno;  // of whatever was interrupted
     stop_requested = signal_number;
     ssize_t told = write(STDERR_FILENO, message, sizeof message - 1);
@@ -196,7 +196,8 @@ static inline bool run_setup(Run *run, int argc, char **argv) {
                     (long long)(o->total_batch / batch_tokens), (long long)batch_tokens, INT32_MAX);
     run->accumulation = (int)(o->total_batch / batch_tokens);
     if (!o->given[OPTION_warmup] && !run->resumes && o->warmup > o->steps / 10) o->warmup = o->steps / 10;
-    if (o->lr == 0) o->lr = 0.384 / run->config.channels;  // close to GPT-3's choices from 125 million parameters on
+    // Close to GPT-3's choices from 125 million parameters on; a trained model would be thrown back by as much.
+    if (o->lr == 0) o->lr = (*run->start_from && !run->resumes ? 0.0384 : 0.384) / run->config.channels;
     Schedule schedule = {o->lr_schedule, o->lr, o->lr_final, o->warmup, o->steps};
     run->schedule = schedule;
     o->layers = run->config.layers, o->heads = run->config.heads, o->channels = run->config.channels;
@@ -221,12 +222,12 @@ static inline bool run_claim_output(Run *run) {
     snprintf(parent, sizeof parent, "%s/..", run->start_from);
     struct stat out, from;
     if (run->resumes && (stat(o->out, &out) || stat(parent, &from) || out.st_ino != from.st_ino || out.st_dev != from.st_dev))
-        return fail("%s holds another run than the one that %s is of; choose another --out", o->out, run->start_from);
+        return fail("the folder %s holds another run than the one that %s is of; choose another --out", o->out, run->start_from);
     if (!run->resumes)
-        return fail("%s already holds a run, saved at step %lld; --resume auto goes on with it, another --out starts a new one",
+        return fail("the folder %s already holds a run, saved at step %lld; --resume auto goes on with it, another --out starts a new one",
                     o->out, step);
     if (step > run->progress.step)
-        return fail("%s holds a later checkpoint, of step %lld, than the step %lld resumed from; choose another --out or move the "
+        return fail("the folder %s holds a later checkpoint, of step %lld, than the step %lld resumed from; choose another --out or move the "
                     "later ones away", o->out, step, (long long)run->progress.step);
     return true;
 }
@@ -273,7 +274,8 @@ static inline void run_print(const Run *run, size_t memory, const char *arithmet
                (long long)o->total_batch, run->accumulation, (long long)o->batch, run->config.seq, tokens, tokens / train);
     }
     if (*run->start_from)
-        printf("%s %s, step %lld\n", run->resumes ? "resumes from " : "starts from  ", run->start_from, (long long)run->progress.step);
+        printf(run->resumes ? "resumes from  %s, step %lld\n" : "starts from   the weights of %s, at step %lld\n", run->start_from,
+               (long long)run->progress.step);
     fflush(stdout);
 }
 

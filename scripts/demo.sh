@@ -16,6 +16,8 @@ trained() { compgen -G "$1/ckpt-*" >/dev/null; }
 [ -x train_gpt2 ] || { echo 'demo.sh: there is no ./train_gpt2 yet; make demo builds it and comes back here.' >&2; exit 1; }
 
 data=${DATA_DIR:-data}/tinyshakespeare.txt
+name=$data
+next='To be'
 prompt=$'ROMEO:\n'
 scripts/get_data.sh tinyshakespeare
 status=$?
@@ -23,7 +25,9 @@ if [ $status -ge 128 ]; then exit $status; fi  # interrupted
 if [ $status != 0 ]; then
     echo 'Tiny Shakespeare could not be fetched (see above), so the model learns from the source files of this repository instead.'
     data='{*.c,*.cu,*.cuh,gpt/*,data/*.c,dev/*.c,tests/*.c,scripts/*.sh,tests/*.sh}'
-    prompt=$'static void '
+    name='the source files of this repository'
+    next='static int'
+    prompt='static void '
 fi
 
 out=runs/demo
@@ -33,7 +37,7 @@ for ((n = 2; n < 1000; n++)); do
 done
 
 echo
-echo "Training on $data. Ctrl-C stops after the current step, saves, and says how to go on."
+echo "Training on $name. Ctrl-C stops after the current step, saves, and says how to go on."
 echo
 ./train_gpt2 --data "$data" --out "$out" --val-every 1000 --val-steps 0 --log-every 100 --prompt "$prompt" --tokens 500 "$@" || exit
 
@@ -41,7 +45,10 @@ trained "$out" || exit 0  # --dry-run, or another --out
 cat <<TEXT
 
 The model is in $out. What to try next:
-  ./train_gpt2 --model $out --prompt "To be" --tokens 1000      let it write more (--temperature, --top-k, --seed)
-  ./train_gpt2 --data mybook.txt --out runs/mybook              train on your own text
-  ./train_gpt2 --help                                           all options; the README has more
+  ./train_gpt2 --model $out --prompt "$next" --tokens 1000
+      lets it write more (--temperature, --top-k, --seed)
+  ./train_gpt2 --data mybook.txt --out runs/mybook
+      trains on your own text
+  ./train_gpt2 --help
+      lists all options; the README has more
 TEXT

@@ -70,7 +70,7 @@ same() { # CHECKPOINT CHECKPOINT [FILE...]
     [ $# -gt 2 ] || diff -rq "$1" "$2" >"$tmp/diff" 2>&1 || wrong "$(head -n 1 "$tmp/diff")"
 }
 arrays=(model.safetensors optimizer.safetensors)
-stopping=$'\nstopping after this step; once more to stop at once'
+stopping=$'\nstopping; once more to stop at once'
 logged() { # FOLDER N: an object for each of the steps 1 to N, in order, and all lines well-formed
     local x='-?[0-9.]+(e[-+][0-9]+)?'
     cmp -s <(sed -n 's/.*"step": \([0-9]*\), "loss".*/\1/p' "$1/log.jsonl") <(seq "$2") || wrong "$1/log.jsonl is not of steps 1 to $2"
@@ -168,7 +168,7 @@ for file in model.safetensors optimizer.safetensors config.json manifest.json; d
     same whole run/ckpt-00000010; logged run 10
 done
 holds ckpt-00000004 ckpt-00000008 ckpt-00000010 ckpt-00000010.damaged{,-2,-3,-4} log.jsonl # and no .tmp
-fine --resume auto --out run; says 'all of the 10 steps are done; a larger --steps '
+fine --resume auto --out run; says 'the run is at step 10 of 10 already; a larger --steps '
 same whole run/ckpt-00000010
 end
 
@@ -271,7 +271,7 @@ refuse "no data file matches 'folder/*--data takes*" "${text[@]}" --data folder
 mkfifo pipe; refuse 'cannot read the data file pipe: it is not a regular file' "${text[@]}" --data pipe
 refuse 'the data file empty.txt is empty; it should hold *' "${text[@]}" --data empty.txt
 refuse 'the data file empty.bin is empty; it should hold *' "${text[@]}" --data empty.bin
-refuse '--data has 11 tokens*T = 32 needs 33; give more text, a smaller --seq*' "${short[@]}" --data ten.txt
+refuse '--data has 11 tokens*T = 32 needs 33; give more text or a smaller --seq' "${short[@]}" --data ten.txt
 refuse 'the held-out part of --data has 20 tokens*needs 33; give more*' "${text[@]}" --data 200.txt
 refuse '--val-data has 11 tokens*needs 33; give more*' "${text[@]}" --val-data ten.txt
 end
@@ -311,8 +311,8 @@ refuse 'cannot make the folder file/x: Not a directory; choose another --out' "$
 refuse 'cannot write to the folder file: Not a directory; choose another --out' "${text[@]}" --out file
 refuse 'cannot make the folder /proc/x/y: *; choose another --out' "${text[@]}" --out /proc/x/y
 ! grep -q '^step ' "$tmp/out" || wrong 'it trained before it looked'
-refuse 'run already holds a run, saved at step 10; --resume auto *--out *' "${text[@]}" --out run
-refuse 'run holds a later checkpoint, of step 10, *choose another --out*' --resume run/ckpt-00000005 --out run
+refuse 'the folder run already holds a run, saved at step 10; --resume auto *--out *' "${text[@]}" --out run
+refuse 'the folder run holds a later checkpoint, of step 10, *choose another --out*' --resume run/ckpt-00000005 --out run
 rm -r run
 start "${short[@]}" "${hour[@]}" --out run
 await [ -e run/log.jsonl ]
@@ -332,7 +332,7 @@ done < <(printf '%s\n' 'layers 2 1' 'heads 4 2' 'channels 64 32' 'seq 16 32' 'vo
 refuse '--layers 4 does not fit *which has 1; *' --resume auto --model tiny
 refuse '--resume goes on with the model of run/ckpt-00000010; --model *' --resume auto --model "$tmp/base"
 refuse 'there is no checkpoint in typo to resume*--out *' --resume auto --out typo
-cp -r "$tmp/base" other; refuse 'other holds another run than *run/ckpt-00000010 *--out' --resume run --out other --steps 20
+cp -r "$tmp/base" other; refuse 'the folder other holds another run than *run/ckpt-00000010 *--out' --resume run --out other --steps 20
 mkdir deep; sed 's/"n_layer": 1/"n_layer": 16777216/' run/ckpt-00000010/config.json >deep/config.json
 refuse 'deep/config.json has no usable "n_layer": it goes from 1 to 1024' --model deep --prompt x
 damage run/ckpt-00000010/model.safetensors

@@ -1255,6 +1255,7 @@ TEST(run_setup_from_nothing) {
     CHECK(SETUP("--data", "book.txt", "--seq", "5", "--val-data", "short.txt") && run.train.end == 1001 && run.val.begin == 0 && run.val.end == 6);
     CHECK(SETUP("--data", "book.txt", "--seq", "1000", "--val-fraction", "0") && run.train.windows == 1 && run.val.count == 0, "%s", error_text);
     CHECK(SETUP("--dry-run", "--model", "d12", "--vocab", "50257") && !run.trains && run.config.channels == 768, "%s", error_text);
+    CHECK(SETUP("--dry-run") && fabs(run.schedule.peak - 0.004) < 1e-12, "0.384 / 96");
     CHECK(SETUP("--resume", "auto", "--out", "nothing here", "--data", "book.txt", "--seq", "16") && run.trains && !*run.start_from, "%s", error_text);
     CHECK(SETUP("--data", put_counting_shard("s.bin", 900), "--seq", "16") && run.config.vocab == 1000, "%s", error_text);
 }
@@ -1300,6 +1301,7 @@ TEST(run_setup_from_a_checkpoint) {
     CHECK(SETUP("--resume", "auto", "--out", "seven", "--steps", "90", "--lr=0.5", "--layers", "2") && o->steps == 90 && o->lr == 0.5 && o->keep == 0);
     CHECK(SETUP("--model", "seven", "--data", "book.txt", "--steps", "60") && run.trains && !run.resumes && run.progress.step == 0 && o->keep == 3);
     CHECK(!strcmp(run.start_from, "seven/ckpt-00000007") && run.schedule.warmup == 6 && run.config.channels == 8);
+    CHECK(fabs(run.schedule.peak - 0.0048) < 1e-12, "a trained model starts with a tenth of the learning rate");
     CHECK(SETUP("--model", "seven/ckpt-00000007", "--prompt", "Once") && !run.trains && run.config.vocab == 257, "%s", error_text);
     CHECK(SETUP("--resume", "seven", "--prompt", "Once") && !run.trains, "%s", error_text);
     CHECK(SETUP("--resume", "seven", "--prompt", "Once", "--data", "book.txt") && run.trains, "%s", error_text);

@@ -43,6 +43,9 @@ build() {
     check "builds without a warning: $name" make -s WARNINGS='-Wall -Wextra -Werror' "$@"
 }
 
+# Can the compiler do this at all? Some parts of a compiler are packages of their own.
+able() { echo 'int main(void) { return 0; }' | "$@" - -o /dev/null 2>/dev/null; }
+
 compilers=''
 for compiler in gcc clang; do
     if have $compiler; then compilers+=" $compiler"; else skip "$compiler" "it is not installed"; fi
@@ -54,9 +57,11 @@ if [ "$only" = all ]; then
         for header in gpt/*.h; do
             check "$header alone, $compiler, C11" "$compiler" -std=c11 -D_GNU_SOURCE -fopenmp-simd -Wall -Wextra -Werror \
                 -Wno-unused-function -Wno-unused-variable -Wno-unknown-pragmas -fsyntax-only -x c "$header"
+            able "$compiler" -x c++ || continue
             check "$header alone, $compiler, C++17" "$compiler" -std=c++17 -D_GNU_SOURCE -fopenmp-simd -Wall -Wextra -Werror \
                 -Wno-unused-function -Wno-unused-variable -Wno-unknown-pragmas -fsyntax-only -x c++ "$header"
         done
+        able "$compiler" -x c++ || skip "headers alone, $compiler, C++17" "it has no C++ here (on Debian: apt-get install g++)"
         v=build/$compiler-own
         build "$compiler, own matrix products" CC="$compiler" BLAS=0 "$v"/{train_gpt2,test_gpt2,bench_gpt2,test_host,tokenize}
         suite "host library, $compiler" "$v/test_host"
@@ -89,6 +94,10 @@ if [ "$only" = all ]; then
 fi
 
 for compiler in $compilers; do
+    if ! able "$compiler" -fsanitize=address,undefined -x c; then
+        skip "$compiler, sanitizers" "their libraries are not installed (on Debian, for clang: apt-get install libclang-rt-dev)"
+        continue
+    fi
     v=build/$compiler-own-sanitized
     build "$compiler, sanitizers" CC="$compiler" BLAS=0 SANITIZE=address,undefined "$v"/{train_gpt2,test_gpt2,test_host,tokenize}
     suite "host library, $compiler, sanitizers" "$v/test_host"

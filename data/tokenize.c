@@ -33,7 +33,7 @@ static bool tokenize(FILE *out, const char *path, uint64_t *tokens) {
 
 int main(int argc, char **argv) {
     int32_t header[SHARD_HEADER] = {SHARD_MAGIC, SHARD_VERSION, 0, BYTE_VOCAB};
-    char temporary[4096];
+    char temporary[PATH_SIZE];
     uint64_t tokens = 0;
     if (argc < 3 || !strcmp(argv[1], "--help")) {
         bool asked = argc > 1 && !strcmp(argv[1], "--help");

@@ -27,7 +27,7 @@
     OPTION(INT, steps, "x", "4000", 0, 1000000000000, "", "updates in the whole run; 0: train nothing")                \
     OPTION(INT, batch, "b", "8", 1, 1048576, "", "B, sequences computed at once")                                      \
     OPTION(INT, total_batch, "d", "0", 0, 1000000000000, "", "tokens in an update, accumulated; 0: B times T")         \
-    OPTION(REAL, lr, "l", "0", 0, 1000, "", "peak learning rate; 0: 0.384 / C, or a tenth of it from a checkpoint")         \
+    OPTION(REAL, lr, "l", "0", 0, 1000, "", "peak learning rate; 0: 0.384 / C, or a tenth of it from a checkpoint")    \
     OPTION(TEXT, lr_schedule, "k", "cosine", 0, 0, "cosine|linear|constant|wsd", "its shape after the warm-up")        \
     OPTION(INT, warmup, "u", "100", 0, 1000000000, "", "steps of warm-up; not given: a tenth of the steps at most")    \
     OPTION(REAL, lr_final, "q", "0.05", 0, 1, "", "the learning rate at the end, as a fraction of the peak")           \

@@ -15,7 +15,13 @@
 
 enum { PATH_SIZE = 4096 };  // longest path, with its NUL
 
-static char error_text[2048];  // the sentence of the last fail()
+// The sentence of the last fail(). A program in C++ may have several source files, which share it.
+#ifdef __cplusplus
+inline
+#else
+static
+#endif
+char error_text[2048];
 
 // Remembers the sentence and returns false, so that `return fail(...)` reads well.
 PRINTF_LIKE(1, 2) static inline bool fail(const char *format, ...) {

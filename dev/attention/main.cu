@@ -1,0 +1,785 @@
+// The harness of the attention variants: tests that they are exact, and measures how fast they are.
+//
+//   make attention && ./attention                    lists the variants and the commands (make attention-cpu: the same on the CPU)
+//   ./attention test                                 every variant against attention in double precision
+//   ./attention test v2 "T 129"                      one variant, and only the cases with this in their name
+//   TEST_SEED=7 ./attention test                     with the inputs of a run that printed this seed
+//   ./attention bench                                the usual shapes
+//   ./attention bench v2 8 2048 32 64 --full --json  one variant (beside naive), one shape B T NH HS, without a causal mask
+//
+// A variant is a file of its own beside this one; variant.h says what it has to provide.
+
+#include <math.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <deque>
+#include <new>
+#include <string>
+#include <vector>
+
+#include "gpt/random.h"
+#include "variant.h"
+
+#ifdef __CUDACC__
+#include <cublas_v2.h>
+#endif
+
+Variant variants[MAX_VARIANTS];
+int variant_count;
+
+static size_t heads(Shape s) { return (size_t)s.B * s.NH; }
+static size_t elements(Shape s) { return heads(s) * s.T * s.HS; }  // of out; qkv has three times as many
+
+static std::string shape_name(Shape s) {
+    char name[128];
+    snprintf(name, sizeof name, "B %d T %d NH %d HS %d %s", s.B, s.T, s.NH, s.HS, s.causal ? "causal" : "full");
+    return name;
+}
+
+// ----------------------------------------------------------------------------
+// Inputs and outputs on the host
+
+// bf16 is the upper half of a float, so these need nothing from CUDA and turn into vector instructions. Finite numbers only.
+static inline float round_to_bf16(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    bits = (bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000;  // to nearest, ties to even
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+static inline bf16 to_bf16(float x) {
+    bf16 result;
+    x = round_to_bf16(x);
+    memcpy(&result, (const char *)&x + 2, sizeof result);
+    return result;
+}
+
+static inline float to_float(bf16 x) {
+    float result = 0;
+    memcpy((char *)&result + 2, &x, sizeof x);
+    return result;
+}
+
+struct Inputs {
+    Shape s;
+    std::vector<bf16> qkv;   // (B, T, 3, NH, HS)
+    std::vector<bf16> dout;  // (B, T, NH, HS)
+};
+
+struct Outputs {
+    std::vector<bf16> out;   // (B, T, NH, HS)
+    std::vector<bf16> dqkv;  // (B, T, 3, NH, HS)
+    std::vector<float> lse;  // (B, NH, T)
+};
+
+static size_t out_at(Shape s, int b, int t, int n, int h) { return (((size_t)b * s.T + t) * s.NH + n) * s.HS + h; }
+static size_t qkv_at(Shape s, int b, int t, int which, int n, int h) {
+    return ((((size_t)b * s.T + t) * 3 + which) * s.NH + n) * s.HS + h;
+}
+
+// values[i] = N(0, 1), a part at a time, so that the floats need little memory beside large tensors.
+static void draw_normal(std::vector<bf16> &values, size_t count, uint64_t seed, uint32_t purpose) {
+    const size_t PART = (size_t)1 << 22;
+    std::vector<float> part(std::min(count, PART));
+    values.resize(count);
+    for (size_t start = 0; start < count; start += PART) {
+        size_t n = std::min(PART, count - start);
+        random_normal(part.data(), n, 1, seed, purpose, (uint32_t)(start / PART));
+#pragma omp parallel for
+        for (size_t i = 0; i < n; i++) values[start + i] = to_bf16(part[i]);
+    }
+}
+
+enum Magnitude { NORMAL, LARGE, TINY, SPREAD, OFFSET, MAGNITUDES };
+static const char *const magnitude_names[MAGNITUDES] = {
+    "normal",  // N(0, 1)
+    "large",   // Q and K times 8: nearly every softmax picks one key
+    "tiny",    // all inputs times 2^-10: every softmax is nearly uniform, and gradients are below 1e-9
+    "spread",  // one row in 8 of Q, K, V and dO times 16
+    "offset",  // 64 times one vector added to all keys of a head: a row's scores are all near +100, say, or all near -100
+};
+
+static Inputs draw_inputs(Shape s, Magnitude magnitude, uint64_t seed) {
+    enum { QKV = 101, DOUT, ROWS, COMMON };  // purposes of the draws
+    Inputs in = {s, {}, {}};
+    std::vector<bf16> common;  // (NH, HS)
+    draw_normal(in.qkv, 3 * elements(s), seed, QKV);
+    draw_normal(in.dout, elements(s), seed, DOUT);
+    draw_normal(common, (size_t)s.NH * s.HS, seed, COMMON);
+    // Both tensors are rows of HS, one for each token and head; those of qkv are Q's, K's or V's.
+    auto change = [&](std::vector<bf16> &tensor, bool is_qkv) {
+        for (size_t row = 0; row < tensor.size() / s.HS; row++) {
+            size_t which = is_qkv ? row / s.NH % 3 : 3;
+            float factor = magnitude == LARGE && which < 2 ? 8.0f : magnitude == TINY ? 1 / 1024.0f : 1.0f, added = 0;
+            if (magnitude == SPREAD && random_below(random4(seed, ROWS, is_qkv, row), 8) == 0) factor = 16;
+            if (magnitude == OFFSET && which == 1) added = 64;
+            for (int h = 0; h < s.HS; h++) {
+                bf16 *x = &tensor[row * s.HS + h];
+                *x = to_bf16(to_float(*x) * factor + added * to_float(common[row % s.NH * s.HS + h]));
+            }
+        }
+    };
+    if (magnitude != NORMAL) change(in.qkv, true), change(in.dout, false);
+    return in;
+}
+
+// ----------------------------------------------------------------------------
+// The reference, on the host
+
+enum { OUT, LSE, DQ, DK, DV, RESULTS };
+static const char *const result_names[RESULTS] = {"out", "lse", "dq", "dk", "dv"};
+
+// What one head of one batch element gives: (T, HS), lse (T).
+struct Head { std::vector<double> result[RESULTS]; };
+
+// Two arithmetics. Exact: all in double precision. Standard: as a framework without flash attention trains in bf16, where each
+// step is a kernel of its own that computes in fp32 and stores bf16: the scores, P, dP, dS, and the results.
+struct Exact {
+    typedef double Number;
+    static double round(double x) { return x; }
+};
+struct Standard {
+    typedef float Number;
+    static float round(float x) { return round_to_bf16(x); }
+};
+
+// One of Q, K, V, dO of one head, as (T, HS) and as (HS, T): with the latter, too, the innermost loops run over neighbours.
+struct Matrix {
+    int T, HS;
+    std::vector<float> rows, columns;
+    Matrix(const bf16 *from, size_t stride, int T, int HS) : T(T), HS(HS), rows((size_t)T * HS), columns((size_t)T * HS) {
+        for (int t = 0; t < T; t++)
+            for (int h = 0; h < HS; h++) rows[(size_t)t * HS + h] = columns[(size_t)h * T + t] = to_float(from[t * stride + h]);
+    }
+    const float *row(int t) const { return &rows[(size_t)t * HS]; }
+};
+
+// result[t] = vector (HS) · row t of m, for t in [first, end)
+template <class Number> static void products(Number *result, const float *vector, const Matrix &m, int first, int end) {
+    enum { PART = 128 };  // sums that stay in the first-level cache
+    for (int start = first; start < end; start += PART) {
+        Number sum[PART] = {0};
+        int n = std::min<int>(PART, end - start);
+        for (int h = 0; h < m.HS; h++) {
+            const float *column = &m.columns[(size_t)h * m.T + start];
+            Number factor = vector[h];
+#pragma omp simd
+            for (int i = 0; i < n; i++) sum[i] += factor * (Number)column[i];
+        }
+        std::copy(sum, sum + n, result + start);
+    }
+}
+
+// result (HS) = the sum over t in [first, end) of weights[t] * row t of m, rounded
+template <class Arithmetic>
+static void weighted_sum(double *result, const typename Arithmetic::Number *weights, const Matrix &m, int first, int end) {
+    typedef typename Arithmetic::Number Number;
+    std::vector<Number> sums(m.HS);
+    Number *sum = sums.data();
+    for (int t = first; t < end; t++) {
+        const float *row = m.row(t);
+        Number weight = weights[t];
+#pragma omp simd
+        for (int h = 0; h < m.HS; h++) sum[h] += weight * (Number)row[h];
+    }
+    for (int h = 0; h < m.HS; h++) result[h] = Arithmetic::round(sum[h]);
+}
+
+// Attention of one head and its gradients, as the formulas say. The first sweep takes a query at a time, that is a row of
+//   S = Q Kᵀ / sqrt(HS), P = softmax(S), O = P V, dP = dO Vᵀ, delta = rowsum(dO ∘ O), dS = P ∘ (dP − delta) / sqrt(HS), dQ = dS K,
+// the second a key at a time, a column of P and dS, for dV = Pᵀ dO and dK = dSᵀ Q. So no T x T matrix is kept.
+template <class Arithmetic>
+static Head attention_head(const Matrix &Q, const Matrix &K, const Matrix &V, const Matrix &dO, bool causal) {
+    typedef typename Arithmetic::Number Number;
+    int T = Q.T, HS = Q.HS;
+    Number scale = 1 / sqrt((Number)HS);
+    std::vector<Number> largest(T), sum(T), delta(T);
+    Head head;
+    for (int r = 0; r < RESULTS; r++) head.result[r].resize((size_t)T * (r == LSE ? 1 : HS));
+    auto result_row = [&](int r, int t) { return &head.result[r][(size_t)t * HS]; };
+#pragma omp parallel
+    {
+        std::vector<Number> p(T), dp(T), ds(T);
+#pragma omp for schedule(dynamic, 16)
+        for (int i = 0; i < T; i++) {
+            int end = causal ? i + 1 : T;
+            products(p.data(), Q.row(i), K, 0, end);
+            products(dp.data(), dO.row(i), V, 0, end);
+            for (int j = 0; j < end; j++) p[j] = Arithmetic::round(p[j] * scale);
+            largest[i] = *std::max_element(p.begin(), p.begin() + end);
+            for (int j = 0; j < end; j++) sum[i] += p[j] = exp(p[j] - largest[i]);
+            for (int j = 0; j < end; j++) {
+                p[j] = Arithmetic::round(p[j] / sum[i]);
+                dp[j] = Arithmetic::round(dp[j]);
+            }
+            weighted_sum<Arithmetic>(result_row(OUT, i), p.data(), V, 0, end);
+            for (int h = 0; h < HS; h++) delta[i] += dO.row(i)[h] * (Number)result_row(OUT, i)[h];
+            for (int j = 0; j < end; j++) ds[j] = Arithmetic::round(p[j] * (dp[j] - delta[i]) * scale);
+            weighted_sum<Arithmetic>(result_row(DQ, i), ds.data(), K, 0, end);
+            head.result[LSE][i] = largest[i] + log(sum[i]);
+        }
+#pragma omp for schedule(dynamic, 16)
+        for (int j = 0; j < T; j++) {
+            int first = causal ? j : 0;
+            products(p.data(), K.row(j), Q, first, T);
+            products(dp.data(), V.row(j), dO, first, T);
+            for (int i = first; i < T; i++) {
+                p[i] = Arithmetic::round(exp(Arithmetic::round(p[i] * scale) - largest[i]) / sum[i]);
+                ds[i] = Arithmetic::round(p[i] * (Arithmetic::round(dp[i]) - delta[i]) * scale);
+            }
+            weighted_sum<Arithmetic>(result_row(DV, j), p.data(), dO, first, T);
+            weighted_sum<Arithmetic>(result_row(DK, j), ds.data(), Q, first, T);
+        }
+    }
+    return head;
+}
+
+struct Reference {
+    size_t first_head;        // head n of batch element b is number b * NH + n
+    std::vector<Head> heads;  // exact
+    double standard_error[RESULTS], fp32_error[RESULTS];
+
+    // The bound on a result's largest error is twice that of the standard attention, plus what fp32 costs. lse is kept in fp32
+    // and is no product of anything rounded to bf16, so to it only the latter applies.
+    double bound(int r) const { return (r == LSE ? 0 : 2 * standard_error[r]) + fp32_error[r]; }
+};
+
+// fp32_error is 1e-5 of a result's size: of its largest magnitude, or if larger, of the product of the root mean squares of what
+// it is made of, since dQ and dK are differences that may cancel altogether (at T = 1 they are 0). For normal inputs that is 1.
+static Reference reference(const Inputs &in, size_t first_head, size_t count) {
+    Shape s = in.s;
+    Reference ref = {first_head, std::vector<Head>(count), {0}, {0}};
+    double size[RESULTS] = {0}, squares[4] = {0}, rms[4];
+    // Few heads leave the threads to the loops over T.
+#pragma omp parallel for if (count >= 64)
+    for (size_t i = 0; i < count; i++) {
+        int b = (int)((first_head + i) / s.NH), n = (int)((first_head + i) % s.NH);
+        std::vector<Matrix> m;  // Q, K, V, dO
+        for (int j = 0; j < 3; j++) m.emplace_back(&in.qkv[qkv_at(s, b, 0, j, n, 0)], (size_t)3 * s.NH * s.HS, s.T, s.HS);
+        m.emplace_back(&in.dout[out_at(s, b, 0, n, 0)], (size_t)s.NH * s.HS, s.T, s.HS);
+        ref.heads[i] = attention_head<Exact>(m[0], m[1], m[2], m[3], s.causal);
+        Head standard = attention_head<Standard>(m[0], m[1], m[2], m[3], s.causal);
+#pragma omp critical  // heads come in any order; largest errors do not depend on it, sums of squares hardly
+        {
+            for (int j = 0; j < 4; j++)
+                for (float x : m[j].rows) squares[j] += (double)x * x;
+            for (int r = 0; r < RESULTS; r++)
+                for (size_t j = 0; j < standard.result[r].size(); j++) {
+                    double exact = ref.heads[i].result[r][j];
+                    ref.standard_error[r] = fmax(ref.standard_error[r], fabs(standard.result[r][j] - exact));
+                    size[r] = fmax(size[r], fabs(exact));
+                }
+        }
+    }
+    for (int j = 0; j < 4; j++) rms[j] = sqrt(squares[j] / ((double)count * s.T * s.HS));
+    double product[RESULTS] = {rms[2], 1, rms[3] * rms[2] * rms[1], rms[3] * rms[2] * rms[0], rms[3]};
+    for (int r = 0; r < RESULTS; r++) ref.fp32_error[r] = 1e-5 * fmax(size[r], product[r]);
+    return ref;
+}
+
+// Where a result is farthest from the reference; infinitely far where it is not finite.
+struct Worst { double error, found, expected; int b, t, n, h; };
+
+static Worst worst_error(const Outputs &o, Shape s, const Reference &ref, int r) {
+    Worst worst = {-1, 0, 0, 0, 0, 0, 0};
+    int width = r == LSE ? 1 : s.HS;
+    for (size_t i = 0; i < ref.heads.size(); i++) {
+        int b = (int)((ref.first_head + i) / s.NH), n = (int)((ref.first_head + i) % s.NH);
+        for (int t = 0; t < s.T; t++)
+            for (int h = 0; h < width; h++) {
+                double found = r == LSE ? o.lse[(ref.first_head + i) * s.T + t] :
+                               to_float(r == OUT ? o.out[out_at(s, b, t, n, h)] : o.dqkv[qkv_at(s, b, t, r - DQ, n, h)]);
+                double expected = ref.heads[i].result[r][(size_t)t * width + h];
+                double error = isfinite(found) ? fabs(found - expected) : INFINITY;
+                if (error > worst.error) worst = {error, found, expected, b, t, n, h};
+            }
+    }
+    return worst;
+}
+
+// ----------------------------------------------------------------------------
+// The device
+
+static cudaDeviceProp device;
+
+static void open_device(void) {
+    int count = 0;
+    cudaError_t error = cudaGetDeviceCount(&count);
+    if (error != cudaSuccess || count == 0)
+        die("there is no CUDA device here (%s); attention-cpu runs the same kernels on the CPU", cudaGetErrorString(error));
+    CUDA_CHECK(cudaGetDeviceProperties(&device, 0));
+    if (device.major < 8)
+        die("%s has compute capability %d.%d, and the kernels need 8.0 or later; attention-cpu runs them on the CPU", device.name,
+            device.major, device.minor);
+}
+
+// Free device memory in bytes, less what allocations lose to rounding.
+static double usable_memory(void) {
+    size_t free, total;
+    CUDA_CHECK(cudaMemGetInfo(&free, &total));
+    return 0.95 * (double)free;
+}
+
+static double gib(double bytes) { return bytes / 1073741824.0; }
+
+// Bytes of qkv, dout, out, lse and dqkv, in floating point, where absurd shapes do not overflow.
+static double tensor_bytes(Shape s) { return (double)s.B * s.T * s.NH * (16.0 * s.HS + 4); }
+
+// Device memory between two guards, which show what was written outside.
+struct Buffer {
+    enum { GUARD = 4096, GUARD_BYTE = 0xA5, POISON_BYTE = 0xFF };  // all-ones is NaN in bf16 and fp32
+    size_t bytes;
+    unsigned char *memory;
+
+    explicit Buffer(size_t bytes) : bytes(bytes) {
+        CUDA_CHECK(cudaMalloc((void **)&memory, bytes + 2 * GUARD));
+        CUDA_CHECK(cudaMemset(memory, GUARD_BYTE, bytes + 2 * GUARD));
+    }
+    ~Buffer() { CUDA_CHECK(cudaFree(memory)); }
+    Buffer(const Buffer &) = delete;
+
+    void *data(void) const { return memory + GUARD; }
+    void poison(void) { CUDA_CHECK(cudaMemset(data(), POISON_BYTE, bytes)); }
+    template <class X> void upload(const std::vector<X> &from) {
+        CUDA_CHECK(cudaMemcpy(data(), from.data(), bytes, cudaMemcpyHostToDevice));
+    }
+    template <class X> void download(std::vector<X> &to) const {
+        to.resize(bytes / sizeof(X));
+        CUDA_CHECK(cudaMemcpy(to.data(), data(), bytes, cudaMemcpyDeviceToHost));
+    }
+    bool guards_intact(void) const {
+        std::vector<unsigned char> guards(2 * GUARD);
+        CUDA_CHECK(cudaMemcpy(guards.data(), memory, GUARD, cudaMemcpyDeviceToHost));
+        CUDA_CHECK(cudaMemcpy(guards.data() + GUARD, memory + GUARD + bytes, GUARD, cudaMemcpyDeviceToHost));
+        return std::count(guards.begin(), guards.end(), GUARD_BYTE) == 2 * GUARD;
+    }
+};
+
+// All that one forward and backward need.
+struct Tensors {
+    Shape s;
+    Buffer qkv, dout, out, lse, dqkv, workspace;
+
+    Tensors(const Variant &v, const Inputs &in)
+        : s(in.s), qkv(6 * elements(s)), dout(2 * elements(s)), out(2 * elements(s)), lse(4 * heads(s) * s.T),
+          dqkv(6 * elements(s)), workspace(v.workspace_bytes(s)) {
+        qkv.upload(in.qkv);
+        dout.upload(in.dout);
+    }
+    void forward(const Variant &v) {
+        v.forward((bf16 *)out.data(), (float *)lse.data(), (const bf16 *)qkv.data(), workspace.data(), s, 0);
+    }
+    void backward(const Variant &v) {
+        v.backward((bf16 *)dqkv.data(), (const bf16 *)dout.data(), (const bf16 *)qkv.data(), (const bf16 *)out.data(),
+                   (const float *)lse.data(), workspace.data(), s, 0);
+    }
+};
+
+// ----------------------------------------------------------------------------
+// attention test
+
+template <class X> static bool same_bits(const std::vector<X> &a, const std::vector<X> &b) {
+    return !memcmp(a.data(), b.data(), a.size() * sizeof(X));
+}
+
+// Runs a variant twice and checks all it must hold to. True with a note on the errors, or false after fail().
+static bool passes(const Variant &v, const Inputs &in, const Reference &ref, std::string &note) {
+    Tensors t(v, in);
+    Outputs first, second;
+    auto poison = [&] { for (Buffer *b : {&t.out, &t.lse, &t.dqkv, &t.workspace}) b->poison(); };
+    poison();
+    t.forward(v);
+    t.out.download(first.out), t.lse.download(first.lse);
+    t.backward(v);
+    t.dqkv.download(first.dqkv);
+    poison();
+    t.forward(v);
+    t.backward(v);
+    t.out.download(second.out), t.lse.download(second.lse), t.dqkv.download(second.dqkv);
+
+    const struct { const char *name; const Buffer *buffer; } guarded[] = {{"qkv", &t.qkv}, {"dout", &t.dout}, {"out", &t.out},
+        {"lse", &t.lse}, {"dqkv", &t.dqkv}, {"workspace", &t.workspace}};
+    for (auto g : guarded)
+        if (!g.buffer->guards_intact()) return fail("the memory before or after %s was written to", g.name);
+    Inputs after;
+    t.qkv.download(after.qkv), t.dout.download(after.dout);
+    if (!same_bits(in.qkv, after.qkv)) return fail("qkv, an input, was changed");
+    if (!same_bits(in.dout, after.dout)) return fail("dout, an input, was changed");
+
+    for (int r = 0; r < RESULTS; r++) {
+        Worst w = worst_error(second, in.s, ref, r);
+        if (!(w.error <= ref.bound(r)))
+            return fail("%s is %.6g in batch element %d, position %d, head %d, element %d; expected %.6g, to within %.2g",
+                        result_names[r], w.found, w.b, w.t, w.n, w.h, w.expected, ref.bound(r));
+        char text[64];
+        snprintf(text, sizeof text, "%s %.2f ", result_names[r], w.error / ref.bound(r));
+        note += text;
+    }
+    // The first out and lse were read before backward, the second after it.
+    if (!same_bits(first.out, second.out)) return fail("out has other bits in a second run, or backward changed it");
+    if (!same_bits(first.lse, second.lse)) return fail("lse has other bits in a second run, or backward changed it");
+    if (!same_bits(first.dqkv, second.dqkv)) return fail("dqkv has other bits in a second run");
+    return true;
+}
+
+struct Case {
+    Shape s;
+    Magnitude magnitude;
+    bool required(void) const { return s.HS == 32 || s.HS == 64 || s.HS == 128; }  // of every variant
+};
+
+// Every T with every HS that a variant must support; both masks where that takes little time through the emulation on a CPU.
+static std::vector<Case> test_cases(void) {
+    std::vector<Case> cases;
+    bool causal = false;
+    for (int HS : {32, 64, 128}) {
+        for (int T : {1, 7, 64, 65, 127, 128, 129, 200})
+            for (bool mask : {true, false}) cases.push_back({{2, T, 3, HS, mask}, NORMAL});
+        for (int T : {1000, 1024}) cases.push_back({{1, T, HS == 32 ? 2 : 1, HS, causal = !causal}, NORMAL});
+        causal = !causal;
+        for (int m = LARGE; m < MAGNITUDES; m++)
+            for (bool mask : {true, false}) cases.push_back({{1, mask ? 200 : 129, 2, HS, mask}, (Magnitude)m});
+    }
+    for (int HS : {1, 7, 20, 80, 96}) cases.push_back({{2, 65, 2, HS, causal = !causal}, NORMAL});
+#ifdef __CUDACC__
+    for (bool mask : {true, false})
+        for (int HS : {32, 64, 128})
+            for (int T : {1000, 1024, 2048}) cases.push_back({{2, T, 12, HS, mask}, NORMAL});
+    cases.push_back({{32768, 2, 3, 32, true}, NORMAL});  // more heads than a grid's y and z can count
+    cases.push_back({{1, 16384, 1, 64, true}, NORMAL});
+#endif
+    return cases;
+}
+
+// Returns the exit status.
+static int test(const Variant *only, const char *part) {
+    int passed = 0, failed = 0, skipped = 0;
+    const char *given = getenv("TEST_SEED");
+    uint64_t seed = given ? strtoull(given, NULL, 0) : (uint64_t)time(NULL);
+    printf("# TEST_SEED=%llu\n", (unsigned long long)seed);
+    for (Case c : test_cases()) {
+        std::string name = shape_name(c.s) + ", " + magnitude_names[c.magnitude];
+        if (part && name.find(part) == std::string::npos) continue;
+        uint64_t case_seed = seed;
+        for (char letter : name) case_seed = (case_seed ^ (unsigned char)letter) * 0x100000001B3u;
+        Inputs in;
+        Reference ref;
+        for (const Variant *v = variants; v < variants + variant_count; v++) {
+            if (only && v != only) continue;
+            bool supported = v->supports(c.s);
+            if (!supported && !c.required()) continue;
+            double bytes = supported ? tensor_bytes(c.s) + (double)v->workspace_bytes(c.s) : 0;
+            if (bytes > usable_memory()) {
+                printf("skip - %s: %s: it needs %.1f GiB of device memory, and %.1f are free\n", v->name, name.c_str(), gib(bytes),
+                       gib(usable_memory()));
+                skipped++;
+                continue;
+            }
+            if (in.qkv.empty()) {  // once for all variants
+                in = draw_inputs(c.s, c.magnitude, case_seed);
+                ref = reference(in, 0, heads(c.s));
+                // The largest error of few heads is a matter of luck, so the standard attention's is the largest of several draws.
+                // Judged by one, one in 1000 cases fails an implementation that is as exact as it can be.
+                for (int draw = 1; draw < 4 && heads(c.s) < 16; draw++) {
+                    Reference more = reference(draw_inputs(c.s, c.magnitude, case_seed + draw), 0, heads(c.s));
+                    for (int r = 0; r < RESULTS; r++) ref.standard_error[r] = fmax(ref.standard_error[r], more.standard_error[r]);
+                }
+            }
+            std::string note;
+            bool ok = supported && passes(*v, in, ref, note);
+            if (ok) printf("ok - %s: %s: %sof the bound\n", v->name, name.c_str(), note.c_str());
+            else printf("not ok - %s: %s: %s\n", v->name, name.c_str(), error_text);
+            fflush(stdout);
+            ok ? passed++ : failed++;
+        }
+    }
+    if (part && passed + failed + skipped == 0) die("no case has '%s' in its name; a test without it prints the names", part);
+    printf("%d passed, %d failed, %d skipped\n", passed, failed, skipped);
+    return failed > 0;
+}
+
+// ----------------------------------------------------------------------------
+// attention bench
+
+static double median(std::vector<float> values) {
+    std::sort(values.begin(), values.end());
+    return values[values.size() / 2];
+}
+
+// Milliseconds of each of a row of calls, which are queued together, so that the GPU does not wait for the CPU between them.
+template <class Call> static std::vector<float> time_calls(size_t count, Call call) {
+    std::vector<cudaEvent_t> events(count + 1);
+    std::vector<float> ms(count);
+    for (size_t i = 0; i <= count; i++) {
+        CUDA_CHECK(cudaEventCreate(&events[i]));
+        CUDA_CHECK(cudaEventRecord(events[i], 0));
+        if (i < count) call(i);
+    }
+    CUDA_CHECK(cudaDeviceSynchronize());
+    for (size_t i = 0; i < count; i++) CUDA_CHECK(cudaEventElapsedTime(&ms[i], events[i], events[i + 1]));
+    for (cudaEvent_t event : events) CUDA_CHECK(cudaEventDestroy(event));
+    return ms;
+}
+
+// What a matrix product reaches on this device, to compare with, in TFLOP/s; NAN where there is no cuBLAS.
+static double matmul_tflops(void) {
+#ifdef __CUDACC__
+    const int N = 8192, CALLS = 20;  // one takes 1.6 ms on an H200
+    cublasHandle_t handle;
+    std::vector<bf16> values;
+    Buffer a((size_t)2 * N * N), b((size_t)2 * N * N), c((size_t)2 * N * N);
+    float one = 1, zero = 0;
+    // Random values: a GPU near its power limit multiplies zeros faster.
+    draw_normal(values, (size_t)N * N, 1, 1), a.upload(values);
+    draw_normal(values, (size_t)N * N, 1, 2), b.upload(values);
+    auto check = [](cublasStatus_t status) {
+        if (status != CUBLAS_STATUS_SUCCESS) die("cuBLAS failed: %s", cublasGetStatusString(status));
+    };
+    auto multiply = [&](size_t) {
+        check(cublasGemmEx(handle, CUBLAS_OP_N, CUBLAS_OP_N, N, N, N, &one, a.data(), CUDA_R_16BF, N, b.data(), CUDA_R_16BF, N,
+                           &zero, c.data(), CUDA_R_16BF, N, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT));
+    };
+    check(cublasCreate(&handle));
+    for (int warm_up = 0; warm_up < 5; warm_up++) time_calls(CALLS, multiply);
+    std::vector<float> ms;
+    for (int round = 0; round < 10; round++)
+        for (float x : time_calls(CALLS, multiply)) ms.push_back(x);
+    check(cublasDestroy(handle));
+    return 2.0 * N * N * N / median(ms) * 1e-9;
+#else
+    return NAN;
+#endif
+}
+
+enum { FORWARD_MS, BACKWARD_MS, FORWARD_TFLOPS, BACKWARD_TFLOPS, FORWARD_PERCENT, BACKWARD_PERCENT, WORKSPACE, OUT_ERROR,
+       STANDARD_OUT_ERROR, GRADIENT_ERROR, STANDARD_GRADIENT_ERROR, SPEEDUP, FIELDS };
+static const struct { const char *name, *heading, *format; int width; double unit; } fields[FIELDS] = {
+    {"forward_ms", "fwd ms", "%.3f", 9, 1},
+    {"backward_ms", "bwd ms", "%.3f", 9, 1},
+    {"forward_tflops", "fwd TF/s", "%.1f", 9, 1},
+    {"backward_tflops", "bwd TF/s", "%.1f", 9, 1},
+    {"forward_percent_of_matmul", "fwd %", "%.1f", 6, 1},
+    {"backward_percent_of_matmul", "bwd %", "%.1f", 6, 1},
+    {"workspace_bytes", "space MiB", "%.1f", 10, 1048576},
+    {"out_error", "out err", "%.1e", 8, 1},
+    {"out_error_of_bf16_standard", "(std)", "%.1e", 8, 1},
+    {"gradient_error", "grad err", "%.1e", 9, 1},
+    {"gradient_error_of_bf16_standard", "(std)", "%.1e", 8, 1},
+    {"speedup_over_naive", "x naive", "%.2f", 8, 1},
+};
+
+static const char *const explanation =
+    "fwd, bwd   the median time of forward and of backward, each on tensors that the L2 cache no longer holds\n"
+    "TF/s       TFLOP/s, where forward counts 4 B NH T T HS FLOPs, half of it when causal, and backward 2.5 times that\n"
+    "%          of the speed of the matrix product\n"
+    "space      device memory beyond inputs and outputs\n"
+    "err        largest error of out and of dq, dk, dv in the last head of the last batch element, against double precision;\n"
+    "           (std): that of a bf16 standard attention; - beyond T = 16384\n"
+    "x naive    speed of forward and backward together, relative to naive\n";
+
+// Measures all but SPEEDUP, or returns false after fail().
+static bool measure(double *value, const Variant &v, const Inputs &in, const Reference *ref, double matmul) {
+    const double WARM_UP_MS = 100, TIMED_MS = 300;
+    const size_t LEAST_RUNS = 10;
+    Shape s = in.s;
+    if (!v.supports(s)) return false;
+    double bytes = tensor_bytes(s) + (double)v.workspace_bytes(s), available = usable_memory();
+    if (bytes > available) return fail("needs %.1f GiB of device memory, and %.1f are free", gib(bytes), gib(available));
+    // As many sets of tensors as it takes that a round of forwards touches more than twice the L2 cache. An emulation has none.
+    double forward_bytes = tensor_bytes(s) / 2, wanted = isnan(matmul) ? 1 : 1 + 2.0 * device.l2CacheSize / forward_bytes;
+    size_t count = (size_t)fmin(fmin(wanted, available / bytes), 1000);
+    std::deque<Tensors> sets;
+    while (sets.size() < count) sets.emplace_back(v, in);
+
+    // Rounds of forwards of all sets, then backwards of all sets.
+    std::vector<float> forward, backward;
+    auto run = [&](size_t rounds) {
+        auto is_backward = [&](size_t i) { return i / count % 2; };
+        auto call = [&](size_t i) { is_backward(i) ? sets[i % count].backward(v) : sets[i % count].forward(v); };
+        std::vector<float> ms = time_calls(2 * count * rounds, call);
+        double total = 0;
+        for (size_t i = 0; i < ms.size(); i++) (is_backward(i) ? backward : forward).push_back(ms[i]), total += ms[i];
+        return total;
+    };
+    for (double ms = 0; ms < WARM_UP_MS;) ms += run(1);
+    forward.clear(), backward.clear();
+    for (double ms = 0; ms < TIMED_MS;) ms += run((LEAST_RUNS + count - 1) / count);
+
+    double flops = 4.0 * s.B * s.NH * s.T * s.T * s.HS * (s.causal ? 0.5 : 1);
+    value[FORWARD_MS] = median(forward);
+    value[BACKWARD_MS] = median(backward);
+    value[FORWARD_TFLOPS] = flops / value[FORWARD_MS] * 1e-9;
+    value[BACKWARD_TFLOPS] = 2.5 * flops / value[BACKWARD_MS] * 1e-9;
+    value[FORWARD_PERCENT] = 100 * value[FORWARD_TFLOPS] / matmul;
+    value[BACKWARD_PERCENT] = 100 * value[BACKWARD_TFLOPS] / matmul;
+    value[WORKSPACE] = (double)v.workspace_bytes(s);
+    if (!ref) return true;
+    Outputs o;
+    sets[0].out.download(o.out), sets[0].lse.download(o.lse), sets[0].dqkv.download(o.dqkv);
+    value[OUT_ERROR] = worst_error(o, s, *ref, OUT).error;
+    value[STANDARD_OUT_ERROR] = ref->standard_error[OUT];
+    value[GRADIENT_ERROR] = value[STANDARD_GRADIENT_ERROR] = 0;
+    for (int r = DQ; r <= DV; r++) {
+        value[GRADIENT_ERROR] = fmax(value[GRADIENT_ERROR], worst_error(o, s, *ref, r).error);
+        value[STANDARD_GRADIENT_ERROR] = fmax(value[STANDARD_GRADIENT_ERROR], ref->standard_error[r]);
+    }
+    return true;
+}
+
+static bool shown(int field, double matmul) { return !isnan(matmul) || (field != FORWARD_PERCENT && field != BACKWARD_PERCENT); }
+
+static void print_row(const Variant &v, Shape s, const double *value, const char *why_not, double matmul, bool json) {
+    if (json) {
+        printf("{\"device\": \"%s\", \"matmul_tflops\": ", device.name);
+        printf(isnan(matmul) ? "null" : "%.6g", matmul);
+        printf(", \"variant\": \"%s\", \"B\": %d, \"T\": %d, \"NH\": %d, \"HS\": %d, \"causal\": %s", v.name, s.B, s.T, s.NH, s.HS,
+               s.causal ? "true" : "false");
+        for (int f = 0; f < FIELDS; f++) {
+            printf(", \"%s\": ", fields[f].name);
+            printf(isnan(value[f]) ? "null" : f == WORKSPACE ? "%.0f" : "%.6g", value[f]);
+        }
+        if (why_not) printf(", \"why_not\": \"%s\"", why_not);
+        printf("}\n");
+    } else if (why_not) {
+        printf("%-8s        - %s\n", v.name, why_not);
+    } else {
+        printf("%-8s", v.name);
+        for (int f = 0; f < FIELDS; f++) {
+            char text[32] = "-";
+            if (!shown(f, matmul)) continue;
+            if (!isnan(value[f])) snprintf(text, sizeof text, fields[f].format, value[f] / fields[f].unit);
+            printf(" %*s", fields[f].width, text);
+        }
+        printf("\n");
+    }
+    fflush(stdout);
+}
+
+// A line on the terminal about what takes time just now; NULL removes it.
+static void progress(const char *what, const std::string &on = "") {
+    if (isatty(STDERR_FILENO)) fprintf(stderr, "\r\033[K%s%s%s", what ? what : "", what ? " " : "", what ? on.c_str() : "");
+}
+
+static void bench(const Variant *only, const std::vector<Shape> &shapes, bool json) {
+    const int LONGEST_CHECKED = 16384;  // its reference takes seconds
+    progress("measuring the matrix product");
+    double matmul = matmul_tflops();
+    progress(NULL);
+    if (!json) {
+        if (isnan(matmul)) printf("An emulation of a GPU on the CPU: these times say nothing about a GPU.\n");
+        else printf("%s; matrix product 8192 x 8192 x 8192 in bf16: %.0f TFLOP/s\n", device.name, matmul);
+        printf("%s", explanation);
+    }
+    for (Shape s : shapes) {
+        if (tensor_bytes(s) > usable_memory())
+            die("the tensors of %s need %.1f GiB of device memory, and %.1f are free; choose a smaller shape",
+                shape_name(s).c_str(), gib(tensor_bytes(s)), gib(usable_memory()));
+        progress("computing the reference of", shape_name(s));
+        Inputs in = draw_inputs(s, NORMAL, 1);
+        Reference ref;
+        if (s.T <= LONGEST_CHECKED) ref = reference(in, heads(s) - 1, 1);
+        if (!json) {
+            progress(NULL);
+            printf("\n%s\n        ", shape_name(s).c_str());
+            for (int f = 0; f < FIELDS; f++)
+                if (shown(f, matmul)) printf(" %*s", fields[f].width, fields[f].heading);
+            printf("\n");
+        }
+        double naive_ms = NAN;
+        for (const Variant *v = variants; v < variants + variant_count; v++) {
+            bool is_naive = !strcmp(v->name, "naive");
+            if (only && v != only && !is_naive) continue;
+            double value[FIELDS];
+            std::fill(value, value + FIELDS, NAN);
+            progress("measuring", v->name);
+            bool measured = measure(value, *v, in, s.T <= LONGEST_CHECKED ? &ref : NULL, matmul);
+            progress(NULL);
+            if (!measured && v == only && shapes.size() == 1) die_of_failure();
+            if (is_naive) naive_ms = value[FORWARD_MS] + value[BACKWARD_MS];
+            value[SPEEDUP] = naive_ms / (value[FORWARD_MS] + value[BACKWARD_MS]);
+            print_row(*v, s, value, measured ? NULL : error_text, matmul, json);
+        }
+    }
+}
+
+// ----------------------------------------------------------------------------
+// Command line
+
+static void usage(void) {
+    printf("usage: attention test [VARIANT [PART]]                          tests, or those cases with PART in their name\n"
+           "       attention bench [VARIANT] [B T NH HS] [--full] [--json]  speed; --full: without the causal mask\n"
+           "variants:\n");
+    for (int i = 0; i < variant_count; i++) printf("  %-8s %s\n", variants[i].name, variants[i].idea);
+}
+
+static const Variant *find_variant(const char *name) {
+    const Variant *found = NULL;
+    std::string names;
+    for (const Variant *v = variants; v < variants + variant_count; v++) {
+        if (!strcmp(v->name, name)) found = v;
+        names += std::string(names.empty() ? "" : ", ") + v->name;
+    }
+    if (!found) die("there is no variant %s; there are: %s", name, names.c_str());
+    return found;
+}
+
+static int parse_size(const char *name, const char *text) {
+    char *end;
+    long value = strtol(text, &end, 10);
+    if (end == text || *end || value < 1 || value > INT32_MAX)
+        die("%s is %s; expected a whole number from 1 to %d", name, text, INT32_MAX);
+    return (int)value;
+}
+
+static bool looks_like_number(const char *text) { return text[strspn(text, "+-.")] >= '0' && text[strspn(text, "+-.")] <= '9'; }
+
+int main(int argc, char **argv) {
+    std::set_new_handler([] { die("out of memory on the host; choose a smaller shape"); });
+    std::vector<const char *> words;  // without the options
+    bool full = false, json = false;
+    for (int i = 1; i < argc; i++) {
+        if (!strcmp(argv[i], "--help") || !strcmp(argv[i], "-h")) return usage(), 0;
+        if (!strcmp(argv[i], "--full")) full = true;
+        else if (!strcmp(argv[i], "--json")) json = true;
+        else if (!strncmp(argv[i], "--", 2)) die("there is no option %s; there are: --full, --json and --help", argv[i]);
+        else words.push_back(argv[i]);
+    }
+    if (words.empty()) return usage(), 0;
+    std::string command = words[0];
+    if (command != "test" && command != "bench") die("there is no command %s; there are: test and bench", words[0]);
+    size_t next = 1;
+    const Variant *only = next < words.size() && !looks_like_number(words[next]) ? find_variant(words[next++]) : NULL;
+
+    if (command == "test") {
+        const char *part = only && next < words.size() ? words[next++] : NULL;
+        if (next < words.size()) die("test has no use for %s; expected: attention test [VARIANT [PART]]", words[next]);
+        if (full || json) die("--full and --json are options of bench; expected: attention test [VARIANT [PART]]");
+        open_device();
+        return test(only, part);
+    }
+
+    std::vector<Shape> shapes;
+    const char *const names[4] = {"B", "T", "NH", "HS"};
+    if (words.size() - next == 4) {
+        int n[4];
+        for (int i = 0; i < 4; i++) n[i] = parse_size(names[i], words[next + i]);
+        shapes = {{n[0], n[1], n[2], n[3], !full}};
+    } else if (next < words.size()) {
+        die("a shape is four numbers, B T NH HS, and here %s %d, from %s on", words.size() - next == 1 ? "is" : "are",
+            (int)(words.size() - next), words[next]);
+    } else {
+#ifdef __CUDACC__
+        shapes = {{64, 1024, 12, 64, !full}, {16, 1024, 32, 64, !full}, {8, 2048, 32, 64, !full}, {4, 4096, 32, 64, !full},
+                  {1, 16384, 32, 64, !full}, {16, 1024, 16, 128, !full}, {4, 4096, 16, 128, !full}};
+#else
+        shapes = {{1, 256, 2, 64, !full}};
+#endif
+    }
+    open_device();
+    bench(only, shapes, json);
+    return 0;
+}

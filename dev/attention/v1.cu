@@ -1,0 +1,408 @@
+// v1: FlashAttention as first published (Dao et al., "FlashAttention: Fast and Memory-Efficient Exact Attention with IO-Awareness",
+// 2022), on the tensor cores of any GPU since sm_80.
+//
+//   forward, one thread block a head:          backward, one thread block a head (after delta = rowsum(dO ∘ O)):
+//     for each block of keys:                    for each block of keys:
+//       load K, V                                  load K, V; dK = dV = 0
+//       for each tile of queries:                  for each tile of queries:
+//         load Q; S = Q Kᵀ                           P = exp(Q Kᵀ - lse)
+//         max = rowmax(S); P = exp(S - max)          dS = P ∘ (dO Vᵀ - delta)
+//         O', sum = P V, rowsum(P)                   dV += Pᵀ dO; dK += dSᵀ Q
+//         merge with O, lse of the blocks            dQ += dS K, in device memory
+//         before, in device memory                 store dK, dV
+//
+// Each warp owns some of the keys, so it has a part of every row of queries: the maximum, the sum and O' of a row, and its dQ, are
+// put together from all warps in shared memory, twice in a tile. Nothing of size T² exists, but O and dQ go to device memory and back
+// for every block of keys, and a GPU with more multiprocessors than B · NH stays partly idle.
+//
+// Device memory, in elements: forward reads Q, and reads and writes O (in fp32) and lse, once per block of keys; K and V once.
+// Backward the same with dQ for O. Workspace: O or dQ in fp32, lse and delta: 4 HS + 8 bytes a row. FLOPs: forward 4 T² HS a head,
+// backward 10 T² HS; half if causal.
+
+#include "tile.cuh"
+#include "variant.h"
+
+// Tile sizes. Rows of a warp are 16 M; what they accumulate has to fit its registers (255 a thread), and the tiles the shared
+// memory of the smallest GPUs (99 KiB a block).
+template <int HS> struct Tiles {
+    static constexpr int WARPS = 4, THREADS = 32 * WARPS;
+    static constexpr int STAGES = 2;                        // tiles under way: one is used, the next is copied
+    static constexpr int PART = HS + 8;                     // floats in a row of a warp's part of O or dQ: 8 more, against bank conflicts
+    static constexpr int M = 2, ROWS = 16 * M, KEYS = HS <= 64 ? 128 : 64;  // forward: queries of a tile, keys of a block
+    static constexpr int FORWARD_BYTES = (2 * KEYS + STAGES * ROWS) * HS * (int)sizeof(bf16) + WARPS * ROWS * (PART + 2) * (int)sizeof(float);
+    // Backward: keys that a block owns, queries of a tile that it walks over.
+    static constexpr int BACKWARD_M = HS <= 64 ? 2 : 1, OWN = 16 * BACKWARD_M * WARPS, WALK = HS <= 64 ? 32 : 16;
+    static constexpr int BACKWARD_BYTES = ((2 * OWN + 2 * STAGES * WALK) * HS + OWN * WALK) * (int)sizeof(bf16) +
+                                          (2 * STAGES * WALK + WARPS * WALK * PART) * (int)sizeof(float);
+};
+
+enum { PAD = 64 };  // rows of lse and delta in the workspace are padded to a multiple of this, so that tiles of them need no bounds
+static int padded(int T) { return (T + PAD - 1) / PAD * PAD; }
+
+static constexpr float LOG2_E = 1.44269504f, LN_2 = 0.69314718f;
+
+// ----------------------------------------------------------------------------
+// Forward
+
+// Columns (keys) beyond the causal diagonal or the end become -inf in S, whose first element is at (first_row, first_col).
+template <int M, int N8>
+static __device__ __forceinline__ void mask(float (&s)[M][N8][4], int first_row, int first_col, int T, bool causal) {
+#pragma unroll
+    for (int m = 0; m < M; m++) {
+#pragma unroll
+        for (int n = 0; n < N8; n++) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const int row = first_row + 16 * m + lane_id() / 4 + i / 2 * 8, col = first_col + 8 * n + lane_id() % 4 * 2 + i % 2;
+                if ((causal && col > row) || col >= T) s[m][n][i] = -INFINITY;
+            }
+        }
+    }
+}
+
+// A warp's part of O or dQ, to shared memory.
+template <int M, int N8> static __device__ __forceinline__ void store_part(float *part, int stride, const float (&acc)[M][N8][4]) {
+#pragma unroll
+    for (int m = 0; m < M; m++) {
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            float *to = part + (16 * m + 8 * half + lane_id() / 4) * stride + lane_id() % 4 * 2;
+#pragma unroll
+            for (int n = 0; n < N8; n++) *(float2 *)(to + 8 * n) = make_float2(acc[m][n][2 * half], acc[m][n][2 * half + 1]);
+        }
+    }
+}
+
+// The sum of all warps' parts at an offset, four columns of a row.
+template <int WARPS> static __device__ __forceinline__ float4 sum_of_parts(const float *parts, int part_size) {
+    float4 sum = *(const float4 *)parts;
+#pragma unroll
+    for (int warp = 1; warp < WARPS; warp++) {
+        const float4 x = *(const float4 *)(parts + warp * part_size);
+        sum = make_float4(sum.x + x.x, sum.y + x.y, sum.z + x.z, sum.w + x.w);
+    }
+    return sum;
+}
+
+// Grid: B · NH. out (B, T, NH, HS), lse (B, NH, T), qkv (B, T, 3, NH, HS); o is out in fp32 as (B, NH, T, HS), for the time
+// between two blocks of keys.
+template <int HS, bool CAUSAL>
+static __global__ __launch_bounds__(Tiles<HS>::THREADS, 2) void attention_forward_kernel(bf16 *out, float *lse, float *o, const bf16 *qkv,
+                                                                                         int T, int NH, float scale_log2) {
+    using Tile = Tiles<HS>;
+    constexpr int M = Tile::M, ROWS = Tile::ROWS, KEYS = Tile::KEYS, THREADS = Tile::THREADS, WARPS = Tile::WARPS, PART = Tile::PART;
+    constexpr int OWN = KEYS / WARPS;  // keys of a warp
+    DYNAMIC_SHARED(memory);
+    bf16 *const k_tile = (bf16 *)memory, *const v_tile = k_tile + KEYS * HS, *const q_tiles = v_tile + KEYS * HS;
+    float *const parts = (float *)(q_tiles + Tile::STAGES * ROWS * HS), *const maxima = parts + WARPS * ROWS * PART, *const sums = maxima + WARPS * ROWS;
+
+    const int head = blockIdx.x;
+    const size_t C = (size_t)NH * HS, row0 = (size_t)(head / NH) * T;
+    const bf16 *const q = qkv + row0 * 3 * C + head % NH * HS, *const k = q + C, *const v = k + C;
+    out += row0 * C + head % NH * HS;
+    o += (size_t)head * T * HS;
+    lse += (size_t)head * T;
+
+    const int tiles = (T + ROWS - 1) / ROWS;
+    auto load_queries = [&](int tile) {
+        load_tile<ROWS, HS, THREADS>(q_tiles + tile % Tile::STAGES * ROWS * HS, q, 3 * C, tile * ROWS, T);
+        cp_async_commit();
+    };
+    for (int block_key = 0; block_key < T; block_key += KEYS) {
+        __syncthreads();  // all are done with the block before
+        load_tile<KEYS, HS, THREADS>(k_tile, k, 3 * C, block_key, T);
+        load_tile<KEYS, HS, THREADS>(v_tile, v, 3 * C, block_key, T);
+        const int first_tile = CAUSAL ? block_key / ROWS : 0, first_key = block_key + warp_id() * OWN;
+        load_queries(first_tile);
+        for (int tile = first_tile; tile < tiles; tile++) {
+            cp_async_wait<0>();
+            __syncthreads();  // everybody's copies have arrived, and everybody is done with the tile before, which the next copies overwrite
+            if (tile + 1 < tiles) load_queries(tile + 1);
+            const bf16 *q_tile = q_tiles + tile % Tile::STAGES * ROWS * HS;
+            const int first_row = tile * ROWS, last_key = first_key + OWN - 1;
+
+            float s[M][OWN / 8][4] = {};
+            product_abt<HS>(s, q_tile, 0, k_tile, warp_id() * OWN);
+            if ((CAUSAL && last_key > first_row) || last_key >= T) mask(s, first_row, first_key, T, CAUSAL);
+
+            // The maximum of each row over this block's keys: of a lane, of the row's four lanes, of all warps.
+#pragma unroll
+            for (int m = 0; m < M; m++) {
+#pragma unroll
+                for (int half = 0; half < 2; half++) {
+                    float maximum = -INFINITY;
+#pragma unroll
+                    for (int n = 0; n < OWN / 8; n++) maximum = fmaxf(maximum, fmaxf(s[m][n][2 * half], s[m][n][2 * half + 1]));
+                    maximum = fmaxf(maximum, __shfl_xor_sync(~0u, maximum, 1));
+                    maximum = fmaxf(maximum, __shfl_xor_sync(~0u, maximum, 2));
+                    if (lane_id() % 4 == 0) maxima[warp_id() * ROWS + 16 * m + 8 * half + lane_id() / 4] = maximum;
+                }
+            }
+            __syncthreads();
+#pragma unroll
+            for (int m = 0; m < M; m++) {
+#pragma unroll
+                for (int half = 0; half < 2; half++) {
+                    const int row = 16 * m + 8 * half + lane_id() / 4;
+                    float maximum = maxima[row], sum = 0;
+#pragma unroll
+                    for (int warp = 1; warp < WARPS; warp++) maximum = fmaxf(maximum, maxima[warp * ROWS + row]);
+#pragma unroll
+                    for (int n = 0; n < OWN / 8; n++) {
+#pragma unroll
+                        for (int i = 2 * half; i < 2 * half + 2; i++) {
+                            s[m][n][i] = exp2_approx(scale_log2 * s[m][n][i] - scale_log2 * maximum);
+                            sum += s[m][n][i];
+                        }
+                    }
+                    sum += __shfl_xor_sync(~0u, sum, 1);
+                    sum += __shfl_xor_sync(~0u, sum, 2);
+                    if (lane_id() % 4 == 0) sums[warp_id() * ROWS + row] = sum;
+                }
+            }
+            float part[M][HS / 8][4] = {};
+            product_ab<HS>(part, s, v_tile, warp_id() * OWN);
+            store_part(parts + warp_id() * ROWS * PART, PART, part);
+            __syncthreads();
+
+            // Put the parts together, and merge them with what earlier blocks of keys gave: both are weighted by their sums. A few
+            // neighbouring threads share a row.
+            constexpr int ROW_THREADS = THREADS / ROWS;
+            const int row = threadIdx.x / ROW_THREADS, lane = threadIdx.x % ROW_THREADS;
+            const float before = block_key > 0 && first_row + row < T ? lse[first_row + row] : -INFINITY;
+            __syncwarp();  // all of a row, which are in one warp, have read its lse before one of them replaces it
+            if (first_row + row < T) {
+                float maximum = maxima[row], sum = sums[row];
+#pragma unroll
+                for (int warp = 1; warp < WARPS; warp++) {
+                    maximum = fmaxf(maximum, maxima[warp * ROWS + row]);
+                    sum += sums[warp * ROWS + row];
+                }
+                const float here = LN_2 * (scale_log2 * maximum + log2f(sum));
+                const float larger = fmaxf(here, before), total = larger + logf(expf(here - larger) + expf(before - larger));
+                const float weight = expf(before - total), part_weight = exp2_approx(scale_log2 * maximum - LOG2_E * total);
+                const bool last_block = block_key + KEYS >= (CAUSAL ? first_row + row + 1 : T);
+                float4 x[HS / ROW_THREADS / 4];
+#pragma unroll
+                for (int i = 0; i < HS / ROW_THREADS / 4; i++) {
+                    const int col = 4 * (i * ROW_THREADS + lane);
+                    const float4 old = block_key == 0 ? make_float4(0, 0, 0, 0) : *(const float4 *)(o + (size_t)(first_row + row) * HS + col);
+                    x[i] = sum_of_parts<WARPS>(parts + row * PART + col, ROWS * PART);
+                    x[i] = make_float4(part_weight * x[i].x + weight * old.x, part_weight * x[i].y + weight * old.y,
+                                       part_weight * x[i].z + weight * old.z, part_weight * x[i].w + weight * old.w);
+                }
+#pragma unroll
+                for (int i = 0; i < HS / ROW_THREADS / 4; i++) {
+                    const int col = 4 * (i * ROW_THREADS + lane);
+                    if (last_block)
+                        *(uint2 *)(out + (size_t)(first_row + row) * C + col) = make_uint2(pack_bf16(x[i].x, x[i].y), pack_bf16(x[i].z, x[i].w));
+                    else *(float4 *)(o + (size_t)(first_row + row) * HS + col) = x[i];
+                }
+                if (lane == 0) lse[first_row + row] = total;
+            }
+        }
+    }
+}
+
+template <int HS, bool CAUSAL> static void forward(bf16 *out, float *lse, const bf16 *qkv, float *workspace, Shape s, cudaStream_t stream) {
+    using Tile = Tiles<HS>;
+    auto kernel = attention_forward_kernel<HS, CAUSAL>;
+    LAUNCH(kernel, s.B * s.NH, Tile::THREADS, Tile::FORWARD_BYTES, stream, out, lse, workspace, qkv, s.T, s.NH, LOG2_E / sqrtf((float)HS));
+}
+
+// ----------------------------------------------------------------------------
+// Backward
+
+// delta = rowsum(dO ∘ O), and lse in base 2, both as (B, NH, padded T). HS / 8 lanes a row, 16 bytes a lane. Rows from T on get an lse
+// of +inf, which makes their P zero.
+template <int HS>
+static __global__ void attention_delta_kernel(float *lse_log2, float *delta, const bf16 *dout, const bf16 *out, const float *lse, int T,
+                                              int padded_T, int NH, size_t rows) {
+    constexpr int LANES = HS / 8;
+    const size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) / LANES, head = i / padded_T;
+    const int row = (int)(i % padded_T), lane = threadIdx.x % LANES;
+    float sum = 0;
+    if (i < rows && row < T) {
+        const size_t at = ((head / NH * T + row) * NH + head % NH) * HS + 8 * lane;
+        const uint4 a = *(const uint4 *)(dout + at), b = *(const uint4 *)(out + at);
+        const uint32_t left[4] = {a.x, a.y, a.z, a.w}, right[4] = {b.x, b.y, b.z, b.w};
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            const float2 x = unpack_bf16(left[j]), y = unpack_bf16(right[j]);
+            sum += x.x * y.x + x.y * y.y;
+        }
+    }
+#pragma unroll
+    for (int distance = LANES / 2; distance > 0; distance /= 2) sum += __shfl_xor_sync(~0u, sum, distance);
+    if (i < rows && lane == 0) {
+        lse_log2[i] = row < T ? LOG2_E * lse[head * T + row] : INFINITY;
+        delta[i] = sum;
+    }
+}
+
+// A warp's result, rounded to bf16, to a tile of its own.
+template <int M, int N8> static __device__ __forceinline__ void store_tile(bf16 *tile, const float (&acc)[M][N8][4]) {
+    __syncwarp();  // the warp has read what was there before
+#pragma unroll
+    for (int m = 0; m < M; m++) {
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const int row = 16 * m + 8 * half + lane_id() / 4;
+#pragma unroll
+            for (int n = 0; n < N8; n++)
+                *(uint32_t *)(tile + row * 8 * N8 + (n ^ swizzle<8 * N8>(row)) * 8 + lane_id() % 4 * 2) =
+                    pack_bf16(acc[m][n][2 * half], acc[m][n][2 * half + 1]);
+        }
+    }
+    __syncwarp();
+}
+
+// acc (16 M, COLS) += Aᵀ B: A (K, 16 M) is a tile, B the first K rows of tile b.
+template <int K, int COLS, int M> static __device__ __forceinline__ void product_atb(float (&acc)[M][COLS / 8][4], const bf16 *a, const bf16 *b) {
+#pragma unroll
+    for (int k = 0; k < K; k += 16) {
+        uint32_t left[M][4];
+#pragma unroll
+        for (int m = 0; m < M; m++) load_left_trans<16 * M>(left[m], a, k, 16 * m);
+        product_step<COLS>(acc, left, b, k);
+    }
+}
+
+// Grid: B · NH. dK and dV stay in the registers of the warp that owns the keys; P and dS, which these need transposed, take the way through
+// shared memory. dq is dQ in fp32 as (B, NH, T, HS), for the time between two blocks of keys.
+template <int HS, bool CAUSAL>
+static __global__ __launch_bounds__(Tiles<HS>::THREADS, 2) void attention_backward_kernel(
+    bf16 *dqkv, float *dq, const bf16 *dout, const bf16 *qkv, const float *lse_log2, const float *delta, int T, int padded_T, int NH, float scale) {
+    using Tile = Tiles<HS>;
+    constexpr int M = Tile::BACKWARD_M, OWN = Tile::OWN, WALK = Tile::WALK, THREADS = Tile::THREADS, WARPS = Tile::WARPS, PART = Tile::PART;
+    constexpr int QUERIES = WALK / 16;
+    DYNAMIC_SHARED(memory);
+    bf16 *const k_tile = (bf16 *)memory, *const v_tile = k_tile + OWN * HS, *const q_tiles = v_tile + OWN * HS;
+    bf16 *const p_tile = q_tiles + 2 * Tile::STAGES * WALK * HS + warp_id() * WALK * 16 * M;  // the warp's P, then dS
+    float *const stats = (float *)(q_tiles + 2 * Tile::STAGES * WALK * HS + WALK * OWN);     // lse and delta of a tile's queries
+    float *const parts = stats + 2 * Tile::STAGES * WALK;
+
+    const int head = blockIdx.x;
+    const size_t C = (size_t)NH * HS, row0 = (size_t)(head / NH) * T;
+    const bf16 *const q = qkv + row0 * 3 * C + head % NH * HS, *const k = q + C, *const v = k + C;
+    const bf16 *const dout_head = dout + row0 * C + head % NH * HS;
+    bf16 *const dqkv_head = dqkv + row0 * 3 * C + head % NH * HS;
+    dq += (size_t)head * T * HS;
+    lse_log2 += (size_t)head * padded_T;
+    delta += (size_t)head * padded_T;
+
+    const int tiles = (T + WALK - 1) / WALK;
+    auto load_queries = [&](int tile) {
+        bf16 *to = q_tiles + tile % Tile::STAGES * 2 * WALK * HS;
+        load_tile<WALK, HS, THREADS>(to, q, 3 * C, tile * WALK, T);
+        load_tile<WALK, HS, THREADS>(to + WALK * HS, dout_head, C, tile * WALK, T);
+        float *to_stats = stats + tile % Tile::STAGES * 2 * WALK;
+        const int i = threadIdx.x * 4;
+        if (i < WALK) cp_async_16(to_stats + i, lse_log2 + tile * WALK + i, true);
+        else if (i < 2 * WALK) cp_async_16(to_stats + i, delta + tile * WALK + i - WALK, true);
+        cp_async_commit();
+    };
+    const float scale_log2 = LOG2_E * scale;
+    for (int block_key = 0; block_key < T; block_key += OWN) {
+        const int first_key = block_key + warp_id() * 16 * M, first_tile = CAUSAL ? block_key / WALK : 0;
+        __syncthreads();
+        load_tile<OWN, HS, THREADS>(k_tile, k, 3 * C, block_key, T);
+        load_tile<OWN, HS, THREADS>(v_tile, v, 3 * C, block_key, T);
+        load_queries(first_tile);
+        float dk[M][HS / 8][4] = {}, dv[M][HS / 8][4] = {};
+        for (int tile = first_tile; tile < tiles; tile++) {
+            cp_async_wait<0>();
+            __syncthreads();
+            if (tile + 1 < tiles) load_queries(tile + 1);
+            const bf16 *q_tile = q_tiles + tile % Tile::STAGES * 2 * WALK * HS, *dout_tile = q_tile + WALK * HS;
+            const float *tile_lse = stats + tile % Tile::STAGES * 2 * WALK, *tile_delta = tile_lse + WALK;
+            const int first_query = tile * WALK;
+
+            float p[QUERIES][2 * M][4] = {}, ds[QUERIES][2 * M][4] = {};
+            product_abt<HS>(p, q_tile, 0, k_tile, warp_id() * 16 * M);
+            if ((CAUSAL && first_key + 16 * M - 1 > first_query) || first_key + 16 * M > T) mask(p, first_query, first_key, T, CAUSAL);
+            product_abt<HS>(ds, dout_tile, 0, v_tile, warp_id() * 16 * M);
+#pragma unroll
+            for (int m = 0; m < QUERIES; m++) {
+#pragma unroll
+                for (int half = 0; half < 2; half++) {
+                    const int row = 16 * m + 8 * half + lane_id() / 4;
+                    const float row_lse = tile_lse[row], row_delta = tile_delta[row];
+#pragma unroll
+                    for (int n = 0; n < 2 * M; n++) {
+#pragma unroll
+                        for (int i = 2 * half; i < 2 * half + 2; i++) {
+                            p[m][n][i] = exp2_approx(scale_log2 * p[m][n][i] - row_lse);
+                            ds[m][n][i] = p[m][n][i] * (ds[m][n][i] - row_delta);
+                        }
+                    }
+                }
+            }
+
+            store_tile(p_tile, p);
+            product_atb<WALK, HS>(dv, p_tile, dout_tile);
+            store_tile(p_tile, ds);
+            product_atb<WALK, HS>(dk, p_tile, q_tile);
+            float part[QUERIES][HS / 8][4] = {};
+            product_ab<HS>(part, ds, k_tile, warp_id() * 16 * M);
+            store_part(parts + warp_id() * WALK * PART, PART, part);
+            __syncthreads();
+
+            constexpr int ROW_THREADS = THREADS / WALK;
+            const int row = threadIdx.x / ROW_THREADS, lane = threadIdx.x % ROW_THREADS;
+            if (first_query + row < T) {
+                const bool last_block = block_key + OWN >= (CAUSAL ? first_query + row + 1 : T);
+                float4 x[HS / ROW_THREADS / 4];
+#pragma unroll
+                for (int i = 0; i < HS / ROW_THREADS / 4; i++) {
+                    const int col = 4 * (i * ROW_THREADS + lane);
+                    const float4 old = block_key == 0 ? make_float4(0, 0, 0, 0) : *(const float4 *)(dq + (size_t)(first_query + row) * HS + col);
+                    x[i] = sum_of_parts<WARPS>(parts + row * PART + col, WALK * PART);
+                    x[i] = make_float4(x[i].x + old.x, x[i].y + old.y, x[i].z + old.z, x[i].w + old.w);
+                }
+#pragma unroll
+                for (int i = 0; i < HS / ROW_THREADS / 4; i++) {
+                    const int col = 4 * (i * ROW_THREADS + lane);
+                    if (last_block)
+                        *(uint2 *)(dqkv_head + (size_t)(first_query + row) * 3 * C + col) =
+                            make_uint2(pack_bf16(scale * x[i].x, scale * x[i].y), pack_bf16(scale * x[i].z, scale * x[i].w));
+                    else *(float4 *)(dq + (size_t)(first_query + row) * HS + col) = x[i];
+                }
+            }
+        }
+        store(dqkv_head + C, 3 * C, first_key, T, dk, scale);
+        store(dqkv_head + 2 * C, 3 * C, first_key, T, dv, 1.0f);
+    }
+}
+
+template <int HS, bool CAUSAL>
+static void backward(bf16 *dqkv, const bf16 *dout, const bf16 *qkv, const bf16 *out, const float *lse, float *workspace, Shape s,
+                     cudaStream_t stream) {
+    using Tile = Tiles<HS>;
+    const int padded_T = padded(s.T), block = 256;
+    const size_t rows = (size_t)s.B * s.NH * padded_T;
+    float *const lse_log2 = workspace, *const delta = lse_log2 + rows, *const dq = delta + rows;
+    LAUNCH(attention_delta_kernel<HS>, (unsigned)((rows * (HS / 8) + block - 1) / block), block, 0, stream, lse_log2, delta, dout, out, lse, s.T,
+           padded_T, s.NH, rows);
+    auto kernel = attention_backward_kernel<HS, CAUSAL>;
+    LAUNCH(kernel, s.B * s.NH, Tile::THREADS, Tile::BACKWARD_BYTES, stream, dqkv, dq, dout, qkv, lse_log2, delta, s.T, padded_T, s.NH,
+           1.0f / sqrtf((float)HS));
+}
+
+// ----------------------------------------------------------------------------
+// What the harness sees
+
+static bool supports(Shape s) { return has_tiles("v1", s, s.HS == 128 ? Tiles<128>::BACKWARD_BYTES : Tiles<64>::BACKWARD_BYTES); }
+
+static size_t workspace_bytes(Shape s) { return (size_t)s.B * s.NH * padded(s.T) * (s.HS + 2) * sizeof(float); }
+
+static void attention_forward(bf16 *out, float *lse, const bf16 *qkv, void *workspace, Shape s, cudaStream_t stream) {
+    FOR_HEAD_SIZE(s, (forward<HS, CAUSAL>(out, lse, qkv, (float *)workspace, s, stream)));
+}
+
+static void attention_backward(bf16 *dqkv, const bf16 *dout, const bf16 *qkv, const bf16 *out, const float *lse, void *workspace, Shape s,
+                               cudaStream_t stream) {
+    FOR_HEAD_SIZE(s, (backward<HS, CAUSAL>(dqkv, dout, qkv, out, lse, (float *)workspace, s, stream)));
+}
+
+VARIANT(v1, "FlashAttention: one thread block a head walks over blocks of keys; warps split over keys, O and dQ through device memory")

@@ -1,0 +1,400 @@
+// v2: FlashAttention-2's division of work (Dao, "FlashAttention-2: Faster Attention with Better Parallelism and Work
+// Partitioning", 2023), on the tensor cores of any GPU since sm_80.
+//
+//   forward, a thread block for each block of queries:    backward 1, a thread block for each block of queries:
+//     load Q; O = 0, max = -inf, sum = 0                    load Q, dO; dQ = 0; delta = rowsum(dO ∘ O)
+//     for each tile of keys:                                for each tile of keys:
+//       S = Q Kᵀ                                              P = exp(Q Kᵀ - lse)
+//       P = exp(S - new max); rescale O and sum               dS = P ∘ (dO Vᵀ - delta); dQ += dS K
+//       O += P V; sum += rowsum(P)                        backward 2, a thread block for each block of keys:
+//     O /= sum; lse = max + log(sum)                        load K, V; dK = dV = 0
+//                                                           for each tile of queries:
+//                                                             Pᵀ = exp(K Qᵀ - lse); dV += Pᵀ dO
+//                                                             dSᵀ = Pᵀ ∘ (V dOᵀ - delta); dK += dSᵀ Q
+//
+// Each warp owns whole rows: 32 queries in the forward and for dQ, 32 keys for dK and dV. No warp waits for another's result, no
+// block for another block's, and nothing but results goes to device memory. The price: the backward computes S and dP
+// twice, 7 products instead of 5. The paper adds dQ up across blocks instead, by atomic additions whose order, and so the last
+// bits, change from run to run.
+//
+// Device memory, in elements: forward reads Q once and K, V once per block of queries (mostly from the L2 cache), writes O, lse;
+// backward likewise. Workspace: lse and delta, 8 bytes a row. FLOPs: forward 4 T² HS a head, backward 14 T² HS; half if causal.
+
+#include "tile.cuh"
+#include "variant.h"
+
+// Tile sizes. Rows of a warp are 16 M; what they accumulate has to fit its registers (255 a thread), and the tiles the shared
+// memory of the smallest GPUs (99 KiB a block).
+template <int HS> struct Tiles {
+    static constexpr int WARPS = 4, THREADS = 32 * WARPS;
+    static constexpr int STAGES = 2;                                // tiles under way: one is used, the next is copied
+    static constexpr int M = 2, ROWS = 16 * M * WARPS, KEYS = HS <= 64 ? 64 : 32;  // forward: queries of a block, keys of a tile
+    static constexpr int FORWARD_BYTES = (ROWS + 2 * STAGES * KEYS) * HS * (int)sizeof(bf16);
+    // Backward: rows (keys or queries) that a block owns, rows of a tile that it walks over, and how many of these at a time.
+    static constexpr int BACKWARD_M = HS <= 64 ? 2 : 1, OWN = 16 * BACKWARD_M * WARPS, WALK = 64, STEP = 32;
+    static constexpr int BACKWARD_BYTES = (2 * OWN + 2 * STAGES * WALK) * HS * (int)sizeof(bf16) + 2 * STAGES * WALK * (int)sizeof(float);
+};
+
+enum { PAD = 64 };  // rows of lse and delta in the workspace are padded to a multiple of this, so that tiles of them need no bounds
+static int padded(int T) { return (T + PAD - 1) / PAD * PAD; }
+
+static constexpr float LOG2_E = 1.44269504f, LN_2 = 0.69314718f;
+
+// ----------------------------------------------------------------------------
+// Forward
+
+// Columns (keys) beyond the causal diagonal or the end become -inf in S, whose first element is at (first_row, first_col).
+template <int M, int N8>
+static __device__ __forceinline__ void mask(float (&s)[M][N8][4], int first_row, int first_col, int T, bool causal) {
+#pragma unroll
+    for (int m = 0; m < M; m++) {
+#pragma unroll
+        for (int n = 0; n < N8; n++) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const int row = first_row + 16 * m + lane_id() / 4 + i / 2 * 8, col = first_col + 8 * n + lane_id() % 4 * 2 + i % 2;
+                if ((causal && col > row) || col >= T) s[m][n][i] = -INFINITY;
+            }
+        }
+    }
+}
+
+// One step of the online softmax: S becomes P = exp(scale (S - new maximum)); O and the row sums so far, which were relative to the
+// old maximum, are rescaled to the new one. A row's elements are in four lanes; sums stay apart until the end.
+template <int M, int N8, int HS8>
+static __device__ __forceinline__ void online_softmax(float (&s)[M][N8][4], float (&o)[M][HS8][4], float (&row_max)[M][2],
+                                                      float (&row_sum)[M][2], float scale_log2) {
+#pragma unroll
+    for (int m = 0; m < M; m++) {
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            float maximum = row_max[m][half];
+#pragma unroll
+            for (int n = 0; n < N8; n++) maximum = fmaxf(maximum, fmaxf(s[m][n][2 * half], s[m][n][2 * half + 1]));
+            maximum = fmaxf(maximum, __shfl_xor_sync(~0u, maximum, 1));
+            maximum = fmaxf(maximum, __shfl_xor_sync(~0u, maximum, 2));
+            const float rescale = exp2_approx(scale_log2 * (row_max[m][half] - maximum)), offset = scale_log2 * maximum;
+            row_max[m][half] = maximum;
+            row_sum[m][half] *= rescale;
+#pragma unroll
+            for (int n = 0; n < HS8; n++) {
+                o[m][n][2 * half] *= rescale;
+                o[m][n][2 * half + 1] *= rescale;
+            }
+#pragma unroll
+            for (int n = 0; n < N8; n++) {
+#pragma unroll
+                for (int i = 2 * half; i < 2 * half + 2; i++) {
+                    s[m][n][i] = exp2_approx(scale_log2 * s[m][n][i] - offset);
+                    row_sum[m][half] += s[m][n][i];
+                }
+            }
+        }
+    }
+}
+
+// Grid: B · NH · blocks of ROWS queries, the longest causal rows first. out (B, T, NH, HS), lse (B, NH, T), qkv (B, T, 3, NH, HS).
+template <int HS, bool CAUSAL>
+static __global__ __launch_bounds__(Tiles<HS>::THREADS, 2) void attention_forward_kernel(bf16 *out, float *lse, const bf16 *qkv,
+                                                                                         int T, int NH, float scale_log2) {
+    using Tile = Tiles<HS>;
+    constexpr int M = Tile::M, ROWS = Tile::ROWS, KEYS = Tile::KEYS, THREADS = Tile::THREADS;
+    DYNAMIC_SHARED(memory);
+    bf16 *const q_tile = (bf16 *)memory, *const kv_tiles = q_tile + ROWS * HS;
+
+    const int row_blocks = (T + ROWS - 1) / ROWS, head = blockIdx.x / row_blocks;  // of B · NH
+    const int block_row = (row_blocks - 1 - blockIdx.x % row_blocks) * ROWS, first_row = block_row + warp_id() * 16 * M;
+    const size_t C = (size_t)NH * HS, row0 = (size_t)(head / NH) * T;
+    const bf16 *const q = qkv + row0 * 3 * C + head % NH * HS, *const k = q + C, *const v = k + C;
+
+    const int keys = CAUSAL ? min(T, block_row + ROWS) : T, tiles = (keys + KEYS - 1) / KEYS;
+    auto load_kv = [&](int tile) {
+        bf16 *to = kv_tiles + tile % Tile::STAGES * 2 * KEYS * HS;
+        load_tile<KEYS, HS, THREADS>(to, k, 3 * C, tile * KEYS, T);
+        load_tile<KEYS, HS, THREADS>(to + KEYS * HS, v, 3 * C, tile * KEYS, T);
+        cp_async_commit();
+    };
+    load_tile<ROWS, HS, THREADS>(q_tile, q, 3 * C, block_row, T);
+    load_kv(0);
+
+    float o[M][HS / 8][4] = {}, row_max[M][2], row_sum[M][2] = {};
+    for (int m = 0; m < M; m++) row_max[m][0] = row_max[m][1] = -INFINITY;
+    for (int tile = 0; tile < tiles; tile++) {
+        cp_async_wait<0>();
+        __syncthreads();  // everybody's copies have arrived, and everybody is done with the tile before, which the next copies overwrite
+        if (tile + 1 < tiles) load_kv(tile + 1);
+        const bf16 *k_tile = kv_tiles + tile % Tile::STAGES * 2 * KEYS * HS, *v_tile = k_tile + KEYS * HS;
+        const int first_key = tile * KEYS, last_key = first_key + KEYS - 1;
+        if (CAUSAL && first_key > first_row + 16 * M - 1) continue;  // the warp's rows see none of it
+
+        float s[M][KEYS / 8][4] = {};
+        product_abt<HS>(s, q_tile, warp_id() * 16 * M, k_tile, 0);
+        if ((CAUSAL && last_key > first_row) || last_key >= T) mask(s, first_row, first_key, T, CAUSAL);
+        online_softmax(s, o, row_max, row_sum, scale_log2);
+        product_ab<HS>(o, s, v_tile, 0);
+    }
+
+#pragma unroll
+    for (int m = 0; m < M; m++) {
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            float sum = row_sum[m][half];
+            sum += __shfl_xor_sync(~0u, sum, 1);
+            sum += __shfl_xor_sync(~0u, sum, 2);
+            row_sum[m][half] = sum;
+            const float inverse = 1.0f / sum;
+#pragma unroll
+            for (int n = 0; n < HS / 8; n++) {
+                o[m][n][2 * half] *= inverse;
+                o[m][n][2 * half + 1] *= inverse;
+            }
+        }
+    }
+    store(out + row0 * C + head % NH * HS, C, first_row, T, o, 1.0f);
+    if (lane_id() % 4 != 0) return;
+#pragma unroll
+    for (int m = 0; m < M; m++) {
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const int row = first_row + 16 * m + 8 * half + lane_id() / 4;
+            if (row < T) lse[(size_t)head * T + row] = LN_2 * (scale_log2 * row_max[m][half] + log2f(row_sum[m][half]));
+        }
+    }
+}
+
+template <int HS, bool CAUSAL> static void forward(bf16 *out, float *lse, const bf16 *qkv, Shape s, cudaStream_t stream) {
+    using Tile = Tiles<HS>;
+    const int grid = (s.T + Tile::ROWS - 1) / Tile::ROWS * s.B * s.NH;
+    auto kernel = attention_forward_kernel<HS, CAUSAL>;
+    LAUNCH(kernel, grid, Tile::THREADS, Tile::FORWARD_BYTES, stream, out, lse, qkv, s.T, s.NH, LOG2_E / sqrtf((float)HS));
+}
+
+// ----------------------------------------------------------------------------
+// Backward
+
+// Of ROWS rows from first_row on: lse in base 2 and -delta = -rowsum(dO ∘ O), to shared memory and to a head's stats (2, padded T) for the
+// second kernel. HS / 8 lanes a row, 16 bytes a lane. Rows from T on get an lse of +inf, which makes their P zero. The minus is for the
+// products dO Vᵀ, which start from -delta instead of from zero.
+template <int ROWS, int HS, int THREADS>
+static __device__ __forceinline__ void prepare_rows(float *shared_stats, float *stats, const bf16 *dout, const bf16 *out, const float *lse,
+                                                    size_t stride, int first_row, int T, int padded_T) {
+    constexpr int LANES = HS / 8;
+#pragma unroll
+    for (int i = threadIdx.x / LANES; i < ROWS; i += THREADS / LANES) {
+        const int row = first_row + i, lane = threadIdx.x % LANES;
+        float minus_delta = 0;
+        if (row < T) {
+            const uint4 a = *(const uint4 *)(dout + (size_t)row * stride + 8 * lane), b = *(const uint4 *)(out + (size_t)row * stride + 8 * lane);
+            const uint32_t left[4] = {a.x, a.y, a.z, a.w}, right[4] = {b.x, b.y, b.z, b.w};
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                const float2 x = unpack_bf16(left[j]), y = unpack_bf16(right[j]);
+                minus_delta -= x.x * y.x + x.y * y.y;
+            }
+        }
+#pragma unroll
+        for (int distance = LANES / 2; distance > 0; distance /= 2) minus_delta += __shfl_xor_sync(~0u, minus_delta, distance);
+        if (lane == 0) {
+            shared_stats[i] = row < T ? LOG2_E * lse[row] : INFINITY;
+            shared_stats[ROWS + i] = minus_delta;
+            if (row < padded_T) {
+                stats[row] = shared_stats[i];
+                stats[padded_T + row] = minus_delta;
+            }
+        }
+    }
+}
+
+// Grid: B · NH · blocks of OWN queries, the longest causal rows first. As the forward, but P is known at once from lse.
+template <int HS, bool CAUSAL>
+static __global__ __launch_bounds__(Tiles<HS>::THREADS, 2) void attention_backward_dq_kernel(
+    bf16 *dqkv, float *stats, const bf16 *dout, const bf16 *qkv, const bf16 *out, const float *lse, int T, int padded_T, int NH, float scale) {
+    using Tile = Tiles<HS>;
+    constexpr int M = Tile::BACKWARD_M, OWN = Tile::OWN, WALK = Tile::WALK, STEP = Tile::STEP, THREADS = Tile::THREADS;
+    DYNAMIC_SHARED(memory);
+    bf16 *const q_tile = (bf16 *)memory, *const dout_tile = q_tile + OWN * HS, *const kv_tiles = dout_tile + OWN * HS;
+    float *const block_stats = (float *)(kv_tiles + 2 * Tile::STAGES * WALK * HS);
+
+    const int row_blocks = (T + OWN - 1) / OWN, head = blockIdx.x / row_blocks;
+    const int block_row = (row_blocks - 1 - blockIdx.x % row_blocks) * OWN, first_row = block_row + warp_id() * 16 * M;
+    const size_t C = (size_t)NH * HS, row0 = (size_t)(head / NH) * T;
+    const bf16 *const q = qkv + row0 * 3 * C + head % NH * HS, *const k = q + C, *const v = k + C;
+    const bf16 *const dout_head = dout + row0 * C + head % NH * HS, *const out_head = out + row0 * C + head % NH * HS;
+
+    const int keys = CAUSAL ? min(T, block_row + OWN) : T, tiles = (keys + WALK - 1) / WALK;
+    auto load_kv = [&](int tile) {
+        bf16 *to = kv_tiles + tile % Tile::STAGES * 2 * WALK * HS;
+        load_tile<WALK, HS, THREADS>(to, k, 3 * C, tile * WALK, T);
+        load_tile<WALK, HS, THREADS>(to + WALK * HS, v, 3 * C, tile * WALK, T);
+        cp_async_commit();
+    };
+    load_tile<OWN, HS, THREADS>(q_tile, q, 3 * C, block_row, T);
+    load_tile<OWN, HS, THREADS>(dout_tile, dout_head, C, block_row, T);
+    load_kv(0);
+    prepare_rows<OWN, HS, THREADS>(block_stats, stats + (size_t)head * 2 * padded_T, dout_head, out_head, lse + (size_t)head * T, C, block_row, T,
+                                   padded_T);
+    const float *const row_lse = block_stats + warp_id() * 16 * M + lane_id() / 4, *const row_minus_delta = row_lse + OWN;
+
+    const float scale_log2 = LOG2_E * scale;
+    float dq[M][HS / 8][4] = {};
+    for (int tile = 0; tile < tiles; tile++) {
+        cp_async_wait<0>();
+        __syncthreads();
+        if (tile + 1 < tiles) load_kv(tile + 1);
+        const bf16 *k_tile = kv_tiles + tile % Tile::STAGES * 2 * WALK * HS, *v_tile = k_tile + WALK * HS;
+#pragma unroll
+        for (int step = 0; step < WALK; step += STEP) {
+            const int first_key = tile * WALK + step, last_key = first_key + STEP - 1;
+            if (first_key >= T || (CAUSAL && first_key > first_row + 16 * M - 1)) continue;  // the warp's queries see none of these keys
+
+            float s[M][STEP / 8][4] = {}, ds[M][STEP / 8][4];
+#pragma unroll
+            for (int m = 0; m < M; m++) {
+#pragma unroll
+                for (int n = 0; n < STEP / 8; n++) {
+#pragma unroll
+                    for (int i = 0; i < 4; i++) ds[m][n][i] = row_minus_delta[16 * m + i / 2 * 8];
+                }
+            }
+            product_abt<HS>(s, q_tile, warp_id() * 16 * M, k_tile, step);
+            product_abt<HS>(ds, dout_tile, warp_id() * 16 * M, v_tile, step);
+            if ((CAUSAL && last_key > first_row) || last_key >= T) mask(s, first_row, first_key, T, CAUSAL);
+#pragma unroll
+            for (int m = 0; m < M; m++) {
+#pragma unroll
+                for (int n = 0; n < STEP / 8; n++) {
+#pragma unroll
+                    for (int i = 0; i < 4; i++) ds[m][n][i] *= exp2_approx(scale_log2 * s[m][n][i] - row_lse[16 * m + i / 2 * 8]);
+                }
+            }
+            product_ab<HS>(dq, ds, k_tile, step);
+        }
+    }
+    store(dqkv + row0 * 3 * C + head % NH * HS, 3 * C, first_row, T, dq, scale);
+}
+
+// Zeros in Pᵀ, whose first element is at (first_key, first_query), where the key lies beyond the query.
+template <int M, int N8> static __device__ __forceinline__ void mask_transposed(float (&p)[M][N8][4], int first_key, int first_query) {
+#pragma unroll
+    for (int m = 0; m < M; m++) {
+#pragma unroll
+        for (int n = 0; n < N8; n++) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const int key = first_key + 16 * m + lane_id() / 4 + i / 2 * 8, query = first_query + 8 * n + lane_id() % 4 * 2 + i % 2;
+                if (key > query) p[m][n][i] = 0;
+            }
+        }
+    }
+}
+
+// Grid: B · NH · blocks of OWN keys. dK and dV stay in the registers of the warp that owns the keys. All matrices of scores are
+// transposed, keys being rows, so that Pᵀ and dSᵀ come out of one product as the left factors of the next.
+template <int HS, bool CAUSAL>
+static __global__ __launch_bounds__(Tiles<HS>::THREADS, 2) void attention_backward_dkdv_kernel(
+    bf16 *dqkv, const bf16 *dout, const bf16 *qkv, const float *stats, int T, int padded_T, int NH, float scale) {
+    using Tile = Tiles<HS>;
+    constexpr int M = Tile::BACKWARD_M, OWN = Tile::OWN, WALK = Tile::WALK, STEP = CAUSAL ? Tile::STEP : Tile::STEP / 2, THREADS = Tile::THREADS;
+    const int warp = __shfl_sync(~0u, warp_id(), 0);  // told that it is the same in all lanes, the compiler saves their registers
+    DYNAMIC_SHARED(memory);
+    bf16 *const k_tile = (bf16 *)memory, *const v_tile = k_tile + OWN * HS, *const q_tiles = v_tile + OWN * HS;
+    float *const tile_stats = (float *)(q_tiles + 2 * Tile::STAGES * WALK * HS);  // lse and -delta of the tiles' queries
+
+    const int key_blocks = (T + OWN - 1) / OWN, head = blockIdx.x / key_blocks;
+    const int block_key = blockIdx.x % key_blocks * OWN, first_key = block_key + warp * 16 * M;
+    const size_t C = (size_t)NH * HS, row0 = (size_t)(head / NH) * T;
+    const bf16 *const q = qkv + row0 * 3 * C + head % NH * HS, *const k = q + C, *const v = k + C;
+    const bf16 *const dout_head = dout + row0 * C + head % NH * HS;
+    stats += (size_t)head * 2 * padded_T;
+
+    const int tiles = (T + WALK - 1) / WALK, first_tile = CAUSAL ? block_key / WALK : 0;
+    auto load_queries = [&](int tile) {
+        bf16 *to = q_tiles + tile % Tile::STAGES * 2 * WALK * HS;
+        load_tile<WALK, HS, THREADS>(to, q, 3 * C, tile * WALK, T);
+        load_tile<WALK, HS, THREADS>(to + WALK * HS, dout_head, C, tile * WALK, T);
+        const int i = threadIdx.x * 4;
+        if (i < 2 * WALK)
+            cp_async_16(tile_stats + tile % Tile::STAGES * 2 * WALK + i, stats + i / WALK * padded_T + tile * WALK + i % WALK, true);
+        cp_async_commit();
+    };
+    load_tile<OWN, HS, THREADS>(k_tile, k, 3 * C, block_key, T);
+    load_tile<OWN, HS, THREADS>(v_tile, v, 3 * C, block_key, T);
+    load_queries(first_tile);
+
+    const float scale_log2 = LOG2_E * scale;
+    float dk[M][HS / 8][4] = {}, dv[M][HS / 8][4] = {};
+    for (int tile = first_tile; tile < tiles; tile++) {
+        cp_async_wait<0>();
+        __syncthreads();
+        if (tile + 1 < tiles) load_queries(tile + 1);
+        const bf16 *q_tile = q_tiles + tile % Tile::STAGES * 2 * WALK * HS, *dout_tile = q_tile + WALK * HS;
+        const float *tile_lse = tile_stats + tile % Tile::STAGES * 2 * WALK, *tile_minus_delta = tile_lse + WALK;
+#pragma unroll 1
+        for (int step = 0; step < WALK; step += STEP) {
+            const int first_query = tile * WALK + step;
+            if (first_query >= T || (CAUSAL && first_key > first_query + STEP - 1)) continue;  // none of these queries sees the warp's keys
+
+            float p[M][STEP / 8][4] = {}, ds[M][STEP / 8][4];
+#pragma unroll
+            for (int n = 0; n < STEP / 8; n++) {
+                const float2 d = *(const float2 *)(tile_minus_delta + step + 8 * n + lane_id() % 4 * 2);
+#pragma unroll
+                for (int m = 0; m < M; m++) ds[m][n][0] = ds[m][n][2] = d.x, ds[m][n][1] = ds[m][n][3] = d.y;
+            }
+            product_abt<HS>(p, k_tile, warp * 16 * M, q_tile, step);
+            product_abt<HS>(ds, v_tile, warp * 16 * M, dout_tile, step);
+#pragma unroll
+            for (int n = 0; n < STEP / 8; n++) {
+                const float2 l = *(const float2 *)(tile_lse + step + 8 * n + lane_id() % 4 * 2);
+#pragma unroll
+                for (int m = 0; m < M; m++) {
+#pragma unroll
+                    for (int i = 0; i < 4; i++) p[m][n][i] = exp2_approx(scale_log2 * p[m][n][i] - (i % 2 ? l.y : l.x));
+                }
+            }
+            if (CAUSAL && first_key + 16 * M - 1 > first_query) mask_transposed(p, first_key, first_query);
+            product_ab<HS>(dv, p, dout_tile, step);
+#pragma unroll
+            for (int m = 0; m < M; m++) {
+#pragma unroll
+                for (int n = 0; n < STEP / 8; n++) {
+#pragma unroll
+                    for (int i = 0; i < 4; i++) ds[m][n][i] *= p[m][n][i];
+                }
+            }
+            product_ab<HS>(dk, ds, q_tile, step);
+        }
+    }
+    bf16 *const dq_head = dqkv + row0 * 3 * C + head % NH * HS;
+    store(dq_head + C, 3 * C, first_key, T, dk, scale);
+    store(dq_head + 2 * C, 3 * C, first_key, T, dv, 1.0f);
+}
+
+template <int HS, bool CAUSAL>
+static void backward(bf16 *dqkv, const bf16 *dout, const bf16 *qkv, const bf16 *out, const float *lse, float *stats, Shape s, cudaStream_t stream) {
+    using Tile = Tiles<HS>;
+    const int padded_T = padded(s.T), grid = (s.T + Tile::OWN - 1) / Tile::OWN * s.B * s.NH;
+    const float scale = 1.0f / sqrtf((float)HS);
+    auto dq = attention_backward_dq_kernel<HS, CAUSAL>;
+    LAUNCH(dq, grid, Tile::THREADS, Tile::BACKWARD_BYTES, stream, dqkv, stats, dout, qkv, out, lse, s.T, padded_T, s.NH, scale);
+    auto dkdv = attention_backward_dkdv_kernel<HS, CAUSAL>;
+    LAUNCH(dkdv, grid, Tile::THREADS, Tile::BACKWARD_BYTES, stream, dqkv, dout, qkv, stats, s.T, padded_T, s.NH, scale);
+}
+
+// ----------------------------------------------------------------------------
+// What the harness sees
+
+static bool supports(Shape s) { return has_tiles("v2", s, s.HS == 128 ? Tiles<128>::BACKWARD_BYTES : Tiles<64>::BACKWARD_BYTES); }
+
+static size_t workspace_bytes(Shape s) { return (size_t)s.B * s.NH * padded(s.T) * 2 * sizeof(float); }
+
+static void attention_forward(bf16 *out, float *lse, const bf16 *qkv, void *, Shape s, cudaStream_t stream) {
+    FOR_HEAD_SIZE(s, (forward<HS, CAUSAL>(out, lse, qkv, s, stream)));
+}
+
+static void attention_backward(bf16 *dqkv, const bf16 *dout, const bf16 *qkv, const bf16 *out, const float *lse, void *workspace, Shape s,
+                               cudaStream_t stream) {
+    FOR_HEAD_SIZE(s, (backward<HS, CAUSAL>(dqkv, dout, qkv, out, lse, (float *)workspace, s, stream)));
+}
+
+VARIANT(v2, "FlashAttention-2: one thread block for each block of queries, warps split over queries; backward over blocks of keys")

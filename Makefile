@@ -3,6 +3,7 @@
 #   BLAS      0 uses the built-in matrix products even where OpenBLAS is installed
 #   SANITIZE  address,undefined builds with these sanitizers, for finding faults
 #   ARCH      the processor to build for (default: native, this machine's)
+#   GPU       compute capabilities to build for, as in GPU="8.0 9.0a" (default: the GPUs of this machine, or the usual ones)
 
 ARCH ?= native
 WARNINGS := -Wall -Wextra
@@ -12,7 +13,7 @@ CFLAGS ?= -O3 -fno-math-errno -fno-trapping-math
 # Does the compiler take these flags, for a whole program?
 takes = $(shell echo 'int main(void) { return 0; }' | $(CC) $(1) -x c - -o /dev/null 2>/dev/null && echo $(1))
 
-ifneq ($(filter train_gpt2 tokenize demo build/%,$(MAKECMDGOALS)),)
+ifneq ($(filter train_gpt2 tokenize demo attention-cpu exercises build/%,$(MAKECMDGOALS)),)
 ifeq ($(shell command -v $(firstword $(CC))),)
 $(error there is no compiler $(CC); on Debian: apt-get install gcc, and leave CC= out)
 endif
@@ -36,10 +37,28 @@ FLAGS = -std=gnu11 -D_GNU_SOURCE $(WARNINGS) $(CFLAGS) $(MARCH) $(OPENMP) $(if $
 HEADERS := $(wildcard gpt/*.h)
 VARIANT := build/$(notdir $(lastword $(filter-out -%,$(CC))))$(if $(filter 0,$(BLAS)),-own)$(if $(SANITIZE),-sanitized)
 
+# CUDA sources: with nvcc for GPUs, or with the C++ of $(CC) for the CPU, by way of dev/cuda_on_cpu.h.
+CUDA_FLAGS = -x c++ -std=gnu++17 $(filter-out -std=gnu11,$(FLAGS)) -Wno-unknown-pragmas -I.
+CUDA_HEADERS := $(HEADERS) gpt/cuda.cuh dev/cuda_on_cpu.h
+ATTENTION := $(notdir $(basename $(wildcard dev/attention/*.cu)))
+ifneq ($(filter attention build/nvcc%,$(MAKECMDGOALS)),)
+NVCC ?= $(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc))
+ifeq ($(NVCC),)
+$(error there is no nvcc; install the CUDA toolkit, or make attention-cpu, which needs none)
+endif
+# Code for 9.0 and later may use instructions of just this generation, which is the "a".
+GPU ?= $(or $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | sort -u | sed 's/^\(9\.0\|1[0-9]\.[0-9]\)$$/&a/'),8.0 9.0a 10.0a 12.0a)
+NVCC_FLAGS = -std=c++17 -O3 -I. -lineinfo -Xcompiler -Wall,-Wextra,-fopenmp $(if $(PTXAS),-Xptxas=$(PTXAS)) \
+    $(foreach gpu,$(subst .,,$(GPU)),-gencode arch=compute_$(gpu),code=sm_$(gpu))
+endif
+
 help:
 	@echo 'make demo         train a small GPT for about two minutes and let it write'
 	@echo 'make train_gpt2   the trainer on the CPU; ./train_gpt2 --help lists its options'
 	@echo 'make tokenize     the program that turns texts into .bin shards'
+	@echo 'make attention    the attention kernels side by side, on a GPU; ./attention says what it can do'
+	@echo 'make attention-cpu    the same kernels on the CPU, without a GPU or CUDA'
+	@echo 'make exercises    do your answers to the exercises of dev/attention/README.md work?'
 	@echo 'make test         all tests that this machine can run'
 	@echo 'make bench        speed beside its targets, and memory'
 	@echo 'make asan         the tests again, with address and undefined-behaviour sanitizers only'
@@ -50,6 +69,9 @@ help:
 $(VARIANT)/flags: always
 	@mkdir -p $(@D)
 	@echo '$(CC) $(FLAGS) $(BLAS_FLAGS)' | cmp -s - $@ || echo '$(CC) $(FLAGS) $(BLAS_FLAGS)' > $@
+build/nvcc/flags: always
+	@mkdir -p $(@D)
+	@echo '$(NVCC) $(NVCC_FLAGS)' | cmp -s - $@ || echo '$(NVCC) $(NVCC_FLAGS)' > $@
 
 $(VARIANT)/train_gpt2: train_gpt2.c
 $(VARIANT)/test_gpt2: test_gpt2.c train_gpt2.c tests/frame.h
@@ -59,8 +81,28 @@ $(VARIANT)/tokenize: data/tokenize.c
 $(addprefix $(VARIANT)/,train_gpt2 test_gpt2 bench_gpt2 test_host tokenize): $(HEADERS) $(VARIANT)/flags
 	$(CC) $(FLAGS) $(BLAS_FLAGS) -I. $(filter %/$(@F).c $(@F).c,$^) -o $@ $(BLAS_LIBS) -lm
 
-train_gpt2 tokenize: %: $(VARIANT)/% always
+ATTENTION_HEADERS := $(CUDA_HEADERS) $(wildcard dev/attention/*.h dev/attention/*.cuh)
+$(VARIANT)/%.o: dev/attention/%.cu $(ATTENTION_HEADERS) $(VARIANT)/flags
+	$(CC) $(CUDA_FLAGS) -c $< -o $@
+$(VARIANT)/attention-cpu: $(ATTENTION:%=$(VARIANT)/%.o)
+	$(CC) $(FLAGS) $^ -o $@ -lstdc++ -lm -pthread
+$(VARIANT)/test_cuda_on_cpu: dev/test_cuda_on_cpu.cu $(CUDA_HEADERS) tests/frame.h $(VARIANT)/flags
+	$(CC) $(CUDA_FLAGS) $< -o $@ -lstdc++ -lm -pthread
+$(VARIANT)/exercises $(VARIANT)/exercises-solved: dev/attention/exercises/test_exercises.cu $(wildcard dev/attention/exercises/*.h) \
+    dev/attention/v2.cu $(ATTENTION_HEADERS) tests/frame.h $(VARIANT)/flags
+	$(CC) $(CUDA_FLAGS) $(if $(filter %-solved,$@),-DSOLUTIONS) $< -o $@ -lstdc++ -lm -pthread
+build/nvcc/%.o: dev/attention/%.cu $(ATTENTION_HEADERS) build/nvcc/flags
+	$(NVCC) $(NVCC_FLAGS) -c $< -o $@
+build/nvcc/attention: $(ATTENTION:%=build/nvcc/%.o)
+	$(NVCC) $^ -o $@ -Xcompiler -fopenmp -lcublas
+
+train_gpt2 tokenize attention-cpu: %: $(VARIANT)/% always
 	@cmp -s $< $@ || cp -f $< $@
+attention: build/nvcc/attention always
+	@cmp -s $< $@ || cp -f $< $@
+
+exercises: $(VARIANT)/exercises
+	@$<
 
 demo: train_gpt2
 	scripts/demo.sh
@@ -75,8 +117,8 @@ bench:
 	dev/bench.sh
 
 clean:
-	rm -rf build train_gpt2 tokenize
+	rm -rf build train_gpt2 tokenize attention attention-cpu
 
 always:
-.PHONY: help demo test asan bench clean always
+.PHONY: help demo exercises test asan bench clean always
 .DELETE_ON_ERROR:

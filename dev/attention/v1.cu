@@ -22,18 +22,19 @@
 #include "tile.cuh"
 #include "variant.h"
 
-// Tile sizes. Rows of a warp are 16 M; what they accumulate has to fit its registers (255 a thread), and the tiles the shared
-// memory of the smallest GPUs (99 KiB a block).
+// Tile sizes. For head size 64 those of the paper's own kernels: 16 queries against 256 keys, 64 of them a warp's. What a warp accumulates
+// has to fit its registers (255 a thread), and the tiles the shared memory of the smallest GPUs (99 KiB a block).
 template <int HS> struct Tiles {
     static constexpr int WARPS = 4, THREADS = 32 * WARPS;
-    static constexpr int STAGES = 2;                        // tiles under way: one is used, the next is copied
-    static constexpr int PART = HS + 8;                     // floats in a row of a warp's part of O or dQ: 8 more, against bank conflicts
-    static constexpr int M = 2, ROWS = 16 * M, KEYS = HS <= 64 ? 128 : 64;  // forward: queries of a tile, keys of a block
+    static constexpr int STAGES = 2;                // tiles under way: one is used, the next is copied
+    static constexpr int PART = HS + 8;             // floats in a row of a warp's part of O or dQ: 8 more, against bank conflicts
+    static constexpr int ROWS = HS == 32 ? 32 : 16;  // queries of a tile
+    static constexpr int KEYS = HS <= 64 ? 256 : 64;  // forward: keys of a block
     static constexpr int FORWARD_BYTES = (2 * KEYS + STAGES * ROWS) * HS * (int)sizeof(bf16) + WARPS * ROWS * (PART + 2) * (int)sizeof(float);
-    // Backward: keys that a block owns, queries of a tile that it walks over.
-    static constexpr int BACKWARD_M = HS <= 64 ? 2 : 1, OWN = 16 * BACKWARD_M * WARPS, WALK = HS <= 64 ? 32 : 16;
-    static constexpr int BACKWARD_BYTES = ((2 * OWN + 2 * STAGES * WALK) * HS + OWN * WALK) * (int)sizeof(bf16) +
-                                          (2 * STAGES * WALK + WARPS * WALK * PART) * (int)sizeof(float);
+    static constexpr int OWN = HS <= 64 ? 128 : 64;   // backward: keys of a block, with dK and dV in registers
+    static constexpr int BACKWARD_BYTES = ((2 * OWN + 2 * STAGES * ROWS) * HS + OWN * ROWS) * (int)sizeof(bf16) +
+                                          (2 * STAGES * ROWS + WARPS * ROWS * PART) * (int)sizeof(float);
+    static constexpr int BYTES = FORWARD_BYTES > BACKWARD_BYTES ? FORWARD_BYTES : BACKWARD_BYTES;
 };
 
 enum { PAD = 64 };  // rows of lse and delta in the workspace are padded to a multiple of this, so that tiles of them need no bounds
@@ -90,7 +91,7 @@ template <int HS, bool CAUSAL>
 static __global__ __launch_bounds__(Tiles<HS>::THREADS, 2) void attention_forward_kernel(bf16 *out, float *lse, float *o, const bf16 *qkv,
                                                                                          int T, int NH, float scale_log2) {
     using Tile = Tiles<HS>;
-    constexpr int M = Tile::M, ROWS = Tile::ROWS, KEYS = Tile::KEYS, THREADS = Tile::THREADS, WARPS = Tile::WARPS, PART = Tile::PART;
+    constexpr int M = Tile::ROWS / 16, ROWS = Tile::ROWS, KEYS = Tile::KEYS, THREADS = Tile::THREADS, WARPS = Tile::WARPS, PART = Tile::PART;
     constexpr int OWN = KEYS / WARPS;  // keys of a warp
     DYNAMIC_SHARED(memory);
     bf16 *const k_tile = (bf16 *)memory, *const v_tile = k_tile + KEYS * HS, *const q_tiles = v_tile + KEYS * HS;
@@ -213,15 +214,15 @@ template <int HS, bool CAUSAL> static void forward(bf16 *out, float *lse, const 
 // ----------------------------------------------------------------------------
 // Backward
 
-// delta = rowsum(dO ∘ O), and lse in base 2, both as (B, NH, padded T). HS / 8 lanes a row, 16 bytes a lane. Rows from T on get an lse
-// of +inf, which makes their P zero.
+// What the next kernel needs of each row: lse in base 2, and -delta = -rowsum(dO ∘ O), as stats (B, NH, 2, padded T). HS / 8 lanes a row, 16
+// bytes a lane. Rows from T on get an lse of +inf, which makes their P zero. The minus is for dO Vᵀ, which starts from -delta, not from zero.
 template <int HS>
-static __global__ void attention_delta_kernel(float *lse_log2, float *delta, const bf16 *dout, const bf16 *out, const float *lse, int T,
-                                              int padded_T, int NH, size_t rows) {
+static __global__ void attention_stats_kernel(float *stats, const bf16 *dout, const bf16 *out, const float *lse, int T, int padded_T, int NH,
+                                              size_t rows) {
     constexpr int LANES = HS / 8;
     const size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) / LANES, head = i / padded_T;
     const int row = (int)(i % padded_T), lane = threadIdx.x % LANES;
-    float sum = 0;
+    float minus_delta = 0;
     if (i < rows && row < T) {
         const size_t at = ((head / NH * T + row) * NH + head % NH) * HS + 8 * lane;
         const uint4 a = *(const uint4 *)(dout + at), b = *(const uint4 *)(out + at);
@@ -229,14 +230,14 @@ static __global__ void attention_delta_kernel(float *lse_log2, float *delta, con
 #pragma unroll
         for (int j = 0; j < 4; j++) {
             const float2 x = unpack_bf16(left[j]), y = unpack_bf16(right[j]);
-            sum += x.x * y.x + x.y * y.y;
+            minus_delta -= x.x * y.x + x.y * y.y;
         }
     }
 #pragma unroll
-    for (int distance = LANES / 2; distance > 0; distance /= 2) sum += __shfl_xor_sync(~0u, sum, distance);
+    for (int distance = LANES / 2; distance > 0; distance /= 2) minus_delta += __shfl_xor_sync(~0u, minus_delta, distance);
     if (i < rows && lane == 0) {
-        lse_log2[i] = row < T ? LOG2_E * lse[head * T + row] : INFINITY;
-        delta[i] = sum;
+        stats[(2 * head) * padded_T + row] = row < T ? LOG2_E * lse[head * T + row] : INFINITY;
+        stats[(2 * head + 1) * padded_T + row] = minus_delta;
     }
 }
 
@@ -272,15 +273,15 @@ template <int K, int COLS, int M> static __device__ __forceinline__ void product
 // shared memory. dq is dQ in fp32 as (B, NH, T, HS), for the time between two blocks of keys.
 template <int HS, bool CAUSAL>
 static __global__ __launch_bounds__(Tiles<HS>::THREADS, 2) void attention_backward_kernel(
-    bf16 *dqkv, float *dq, const bf16 *dout, const bf16 *qkv, const float *lse_log2, const float *delta, int T, int padded_T, int NH, float scale) {
+    bf16 *dqkv, float *dq, const bf16 *dout, const bf16 *qkv, const float *stats, int T, int padded_T, int NH, float scale) {
     using Tile = Tiles<HS>;
-    constexpr int M = Tile::BACKWARD_M, OWN = Tile::OWN, WALK = Tile::WALK, THREADS = Tile::THREADS, WARPS = Tile::WARPS, PART = Tile::PART;
-    constexpr int QUERIES = WALK / 16;
+    constexpr int ROWS = Tile::ROWS, OWN = Tile::OWN, THREADS = Tile::THREADS, WARPS = Tile::WARPS, PART = Tile::PART;
+    constexpr int Q16 = ROWS / 16, K16 = OWN / WARPS / 16;  // 16-row pieces of a tile's queries, and of a warp's keys
     DYNAMIC_SHARED(memory);
     bf16 *const k_tile = (bf16 *)memory, *const v_tile = k_tile + OWN * HS, *const q_tiles = v_tile + OWN * HS;
-    bf16 *const p_tile = q_tiles + 2 * Tile::STAGES * WALK * HS + warp_id() * WALK * 16 * M;  // the warp's P, then dS
-    float *const stats = (float *)(q_tiles + 2 * Tile::STAGES * WALK * HS + WALK * OWN);     // lse and delta of a tile's queries
-    float *const parts = stats + 2 * Tile::STAGES * WALK;
+    bf16 *const p_tile = q_tiles + 2 * Tile::STAGES * ROWS * HS + warp_id() * ROWS * 16 * K16;  // the warp's P, then dS
+    float *const tile_stats = (float *)(q_tiles + 2 * Tile::STAGES * ROWS * HS + ROWS * OWN);  // lse and -delta of the tiles' queries
+    float *const parts = tile_stats + 2 * Tile::STAGES * ROWS;
 
     const int head = blockIdx.x;
     const size_t C = (size_t)NH * HS, row0 = (size_t)(head / NH) * T;
@@ -288,85 +289,85 @@ static __global__ __launch_bounds__(Tiles<HS>::THREADS, 2) void attention_backwa
     const bf16 *const dout_head = dout + row0 * C + head % NH * HS;
     bf16 *const dqkv_head = dqkv + row0 * 3 * C + head % NH * HS;
     dq += (size_t)head * T * HS;
-    lse_log2 += (size_t)head * padded_T;
-    delta += (size_t)head * padded_T;
+    stats += (size_t)head * 2 * padded_T;
 
-    const int tiles = (T + WALK - 1) / WALK;
+    const int tiles = (T + ROWS - 1) / ROWS;
     auto load_queries = [&](int tile) {
-        bf16 *to = q_tiles + tile % Tile::STAGES * 2 * WALK * HS;
-        load_tile<WALK, HS, THREADS>(to, q, 3 * C, tile * WALK, T);
-        load_tile<WALK, HS, THREADS>(to + WALK * HS, dout_head, C, tile * WALK, T);
-        float *to_stats = stats + tile % Tile::STAGES * 2 * WALK;
+        bf16 *to = q_tiles + tile % Tile::STAGES * 2 * ROWS * HS;
+        load_tile<ROWS, HS, THREADS>(to, q, 3 * C, tile * ROWS, T);
+        load_tile<ROWS, HS, THREADS>(to + ROWS * HS, dout_head, C, tile * ROWS, T);
         const int i = threadIdx.x * 4;
-        if (i < WALK) cp_async_16(to_stats + i, lse_log2 + tile * WALK + i, true);
-        else if (i < 2 * WALK) cp_async_16(to_stats + i, delta + tile * WALK + i - WALK, true);
+        if (i < 2 * ROWS)
+            cp_async_16(tile_stats + tile % Tile::STAGES * 2 * ROWS + i, stats + i / ROWS * padded_T + tile * ROWS + i % ROWS, true);
         cp_async_commit();
     };
     const float scale_log2 = LOG2_E * scale;
     for (int block_key = 0; block_key < T; block_key += OWN) {
-        const int first_key = block_key + warp_id() * 16 * M, first_tile = CAUSAL ? block_key / WALK : 0;
+        const int first_key = block_key + warp_id() * 16 * K16, first_tile = CAUSAL ? block_key / ROWS : 0;
         __syncthreads();
         load_tile<OWN, HS, THREADS>(k_tile, k, 3 * C, block_key, T);
         load_tile<OWN, HS, THREADS>(v_tile, v, 3 * C, block_key, T);
         load_queries(first_tile);
-        float dk[M][HS / 8][4] = {}, dv[M][HS / 8][4] = {};
+        float dk[K16][HS / 8][4] = {}, dv[K16][HS / 8][4] = {};
         for (int tile = first_tile; tile < tiles; tile++) {
             cp_async_wait<0>();
             __syncthreads();
             if (tile + 1 < tiles) load_queries(tile + 1);
-            const bf16 *q_tile = q_tiles + tile % Tile::STAGES * 2 * WALK * HS, *dout_tile = q_tile + WALK * HS;
-            const float *tile_lse = stats + tile % Tile::STAGES * 2 * WALK, *tile_delta = tile_lse + WALK;
-            const int first_query = tile * WALK;
+            const bf16 *q_tile = q_tiles + tile % Tile::STAGES * 2 * ROWS * HS, *dout_tile = q_tile + ROWS * HS;
+            const float *tile_lse = tile_stats + tile % Tile::STAGES * 2 * ROWS, *tile_minus_delta = tile_lse + ROWS;
+            const int first_row = tile * ROWS;
 
-            float p[QUERIES][2 * M][4] = {}, ds[QUERIES][2 * M][4] = {};
-            product_abt<HS>(p, q_tile, 0, k_tile, warp_id() * 16 * M);
-            if ((CAUSAL && first_key + 16 * M - 1 > first_query) || first_key + 16 * M > T) mask(p, first_query, first_key, T, CAUSAL);
-            product_abt<HS>(ds, dout_tile, 0, v_tile, warp_id() * 16 * M);
+            float p[Q16][2 * K16][4] = {}, ds[Q16][2 * K16][4];
 #pragma unroll
-            for (int m = 0; m < QUERIES; m++) {
+            for (int m = 0; m < Q16; m++) {
 #pragma unroll
-                for (int half = 0; half < 2; half++) {
-                    const int row = 16 * m + 8 * half + lane_id() / 4;
-                    const float row_lse = tile_lse[row], row_delta = tile_delta[row];
+                for (int n = 0; n < 2 * K16; n++) {
 #pragma unroll
-                    for (int n = 0; n < 2 * M; n++) {
+                    for (int i = 0; i < 4; i++) ds[m][n][i] = tile_minus_delta[16 * m + i / 2 * 8 + lane_id() / 4];
+                }
+            }
+            product_abt<HS>(p, q_tile, 0, k_tile, warp_id() * 16 * K16);
+            product_abt<HS>(ds, dout_tile, 0, v_tile, warp_id() * 16 * K16);
+            if ((CAUSAL && first_key + 16 * K16 - 1 > first_row) || first_key + 16 * K16 > T) mask(p, first_row, first_key, T, CAUSAL);
 #pragma unroll
-                        for (int i = 2 * half; i < 2 * half + 2; i++) {
-                            p[m][n][i] = exp2_approx(scale_log2 * p[m][n][i] - row_lse);
-                            ds[m][n][i] = p[m][n][i] * (ds[m][n][i] - row_delta);
-                        }
+            for (int m = 0; m < Q16; m++) {
+#pragma unroll
+                for (int n = 0; n < 2 * K16; n++) {
+#pragma unroll
+                    for (int i = 0; i < 4; i++) {
+                        p[m][n][i] = exp2_approx(scale_log2 * p[m][n][i] - tile_lse[16 * m + i / 2 * 8 + lane_id() / 4]);
+                        ds[m][n][i] *= p[m][n][i];
                     }
                 }
             }
-
             store_tile(p_tile, p);
-            product_atb<WALK, HS>(dv, p_tile, dout_tile);
+            product_atb<ROWS, HS>(dv, p_tile, dout_tile);
             store_tile(p_tile, ds);
-            product_atb<WALK, HS>(dk, p_tile, q_tile);
-            float part[QUERIES][HS / 8][4] = {};
-            product_ab<HS>(part, ds, k_tile, warp_id() * 16 * M);
-            store_part(parts + warp_id() * WALK * PART, PART, part);
+            product_atb<ROWS, HS>(dk, p_tile, q_tile);
+            float part[Q16][HS / 8][4] = {};
+            product_ab<HS>(part, ds, k_tile, warp_id() * 16 * K16);
+            store_part(parts + warp_id() * ROWS * PART, PART, part);
             __syncthreads();
 
-            constexpr int ROW_THREADS = THREADS / WALK;
+            constexpr int ROW_THREADS = THREADS / ROWS;
             const int row = threadIdx.x / ROW_THREADS, lane = threadIdx.x % ROW_THREADS;
-            if (first_query + row < T) {
-                const bool last_block = block_key + OWN >= (CAUSAL ? first_query + row + 1 : T);
+            if (first_row + row < T) {
+                const bool last_block = block_key + OWN >= (CAUSAL ? first_row + row + 1 : T);
                 float4 x[HS / ROW_THREADS / 4];
 #pragma unroll
                 for (int i = 0; i < HS / ROW_THREADS / 4; i++) {
                     const int col = 4 * (i * ROW_THREADS + lane);
-                    const float4 old = block_key == 0 ? make_float4(0, 0, 0, 0) : *(const float4 *)(dq + (size_t)(first_query + row) * HS + col);
-                    x[i] = sum_of_parts<WARPS>(parts + row * PART + col, WALK * PART);
+                    const float4 old = block_key == 0 ? make_float4(0, 0, 0, 0) : *(const float4 *)(dq + (size_t)(first_row + row) * HS + col);
+                    x[i] = sum_of_parts<WARPS>(parts + row * PART + col, ROWS * PART);
                     x[i] = make_float4(x[i].x + old.x, x[i].y + old.y, x[i].z + old.z, x[i].w + old.w);
                 }
 #pragma unroll
                 for (int i = 0; i < HS / ROW_THREADS / 4; i++) {
                     const int col = 4 * (i * ROW_THREADS + lane);
                     if (last_block)
-                        *(uint2 *)(dqkv_head + (size_t)(first_query + row) * 3 * C + col) =
+                        *(uint2 *)(dqkv_head + (size_t)(first_row + row) * 3 * C + col) =
                             make_uint2(pack_bf16(scale * x[i].x, scale * x[i].y), pack_bf16(scale * x[i].z, scale * x[i].w));
-                    else *(float4 *)(dq + (size_t)(first_query + row) * HS + col) = x[i];
+                    else *(float4 *)(dq + (size_t)(first_row + row) * HS + col) = x[i];
                 }
             }
         }
@@ -381,18 +382,17 @@ static void backward(bf16 *dqkv, const bf16 *dout, const bf16 *qkv, const bf16 *
     using Tile = Tiles<HS>;
     const int padded_T = padded(s.T), block = 256;
     const size_t rows = (size_t)s.B * s.NH * padded_T;
-    float *const lse_log2 = workspace, *const delta = lse_log2 + rows, *const dq = delta + rows;
-    LAUNCH(attention_delta_kernel<HS>, (unsigned)((rows * (HS / 8) + block - 1) / block), block, 0, stream, lse_log2, delta, dout, out, lse, s.T,
-           padded_T, s.NH, rows);
+    float *const stats = workspace, *const dq = stats + 2 * rows;
+    LAUNCH(attention_stats_kernel<HS>, (unsigned)((rows * (HS / 8) + block - 1) / block), block, 0, stream, stats, dout, out, lse, s.T, padded_T,
+           s.NH, rows);
     auto kernel = attention_backward_kernel<HS, CAUSAL>;
-    LAUNCH(kernel, s.B * s.NH, Tile::THREADS, Tile::BACKWARD_BYTES, stream, dqkv, dq, dout, qkv, lse_log2, delta, s.T, padded_T, s.NH,
-           1.0f / sqrtf((float)HS));
+    LAUNCH(kernel, s.B * s.NH, Tile::THREADS, Tile::BACKWARD_BYTES, stream, dqkv, dq, dout, qkv, stats, s.T, padded_T, s.NH, 1.0f / sqrtf((float)HS));
 }
 
 // ----------------------------------------------------------------------------
 // What the harness sees
 
-static bool supports(Shape s) { return has_tiles("v1", s, s.HS == 128 ? Tiles<128>::BACKWARD_BYTES : Tiles<64>::BACKWARD_BYTES); }
+static bool supports(Shape s) { return has_tiles("v1", s, s.HS == 128 ? Tiles<128>::BYTES : Tiles<64>::BYTES); }
 
 static size_t workspace_bytes(Shape s) { return (size_t)s.B * s.NH * padded(s.T) * (s.HS + 2) * sizeof(float); }
 

@@ -1,12 +1,12 @@
 // v2: FlashAttention-2's division of work (Dao, "FlashAttention-2: Faster Attention with Better Parallelism and Work
 // Partitioning", 2023), on the tensor cores of any GPU since sm_80.
 //
-//   forward, a thread block for each block of queries:    backward 1, a thread block for each block of queries:
-//     load Q; O = 0, max = -inf, sum = 0                    load Q, dO; dQ = 0; delta = rowsum(dO ∘ O)
+//   forward, a thread block for each block of queries:    backward 1, after delta = rowsum(dO ∘ O), a block for each block of queries:
+//     load Q; O = 0, max = -inf, sum = 0                    load Q, dO, delta; dQ = 0
 //     for each tile of keys:                                for each tile of keys:
 //       S = Q Kᵀ                                              P = exp(Q Kᵀ - lse)
 //       P = exp(S - new max); rescale O and sum               dS = P ∘ (dO Vᵀ - delta); dQ += dS K
-//       O += P V; sum += rowsum(P)                        backward 2, a thread block for each block of keys:
+//       O += P V; sum += rowsum(P)                        backward 2, a block for each block of keys:
 //     O /= sum; lse = max + log(sum)                        load K, V; dK = dV = 0
 //                                                           for each tile of queries:
 //                                                             Pᵀ = exp(K Qᵀ - lse); dV += Pᵀ dO
@@ -33,6 +33,7 @@ template <int HS> struct Tiles {
     // Backward: rows (keys or queries) that a block owns, rows of a tile that it walks over, and how many of these at a time.
     static constexpr int BACKWARD_M = HS <= 64 ? 2 : 1, OWN = 16 * BACKWARD_M * WARPS, WALK = 64, STEP = 32;
     static constexpr int BACKWARD_BYTES = (2 * OWN + 2 * STAGES * WALK) * HS * (int)sizeof(bf16) + 2 * STAGES * WALK * (int)sizeof(float);
+    static constexpr int BYTES = FORWARD_BYTES > BACKWARD_BYTES ? FORWARD_BYTES : BACKWARD_BYTES;
 };
 
 enum { PAD = 64 };  // rows of lse and delta in the workspace are padded to a multiple of this, so that tiles of them need no bounds
@@ -172,54 +173,46 @@ template <int HS, bool CAUSAL> static void forward(bf16 *out, float *lse, const 
 // ----------------------------------------------------------------------------
 // Backward
 
-// Of ROWS rows from first_row on: lse in base 2 and -delta = -rowsum(dO ∘ O), to shared memory and to a head's stats (2, padded T) for the
-// second kernel. HS / 8 lanes a row, 16 bytes a lane. Rows from T on get an lse of +inf, which makes their P zero. The minus is for the
-// products dO Vᵀ, which start from -delta instead of from zero.
-template <int ROWS, int HS, int THREADS>
-static __device__ __forceinline__ void prepare_rows(float *shared_stats, float *stats, const bf16 *dout, const bf16 *out, const float *lse,
-                                                    size_t stride, int first_row, int T, int padded_T) {
+// What the next kernels need of each row: lse in base 2, and -delta = -rowsum(dO ∘ O), as stats (B, NH, 2, padded T). HS / 8 lanes a row, 16
+// bytes a lane. Rows from T on get an lse of +inf, which makes their P zero. The minus is for dO Vᵀ, which starts from -delta, not from zero.
+template <int HS>
+static __global__ void attention_stats_kernel(float *stats, const bf16 *dout, const bf16 *out, const float *lse, int T, int padded_T, int NH,
+                                              size_t rows) {
     constexpr int LANES = HS / 8;
+    const size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) / LANES, head = i / padded_T;
+    const int row = (int)(i % padded_T), lane = threadIdx.x % LANES;
+    float minus_delta = 0;
+    if (i < rows && row < T) {
+        const size_t at = ((head / NH * T + row) * NH + head % NH) * HS + 8 * lane;
+        const uint4 a = *(const uint4 *)(dout + at), b = *(const uint4 *)(out + at);
+        const uint32_t left[4] = {a.x, a.y, a.z, a.w}, right[4] = {b.x, b.y, b.z, b.w};
 #pragma unroll
-    for (int i = threadIdx.x / LANES; i < ROWS; i += THREADS / LANES) {
-        const int row = first_row + i, lane = threadIdx.x % LANES;
-        float minus_delta = 0;
-        if (row < T) {
-            const uint4 a = *(const uint4 *)(dout + (size_t)row * stride + 8 * lane), b = *(const uint4 *)(out + (size_t)row * stride + 8 * lane);
-            const uint32_t left[4] = {a.x, a.y, a.z, a.w}, right[4] = {b.x, b.y, b.z, b.w};
-#pragma unroll
-            for (int j = 0; j < 4; j++) {
-                const float2 x = unpack_bf16(left[j]), y = unpack_bf16(right[j]);
-                minus_delta -= x.x * y.x + x.y * y.y;
-            }
+        for (int j = 0; j < 4; j++) {
+            const float2 x = unpack_bf16(left[j]), y = unpack_bf16(right[j]);
+            minus_delta -= x.x * y.x + x.y * y.y;
         }
+    }
 #pragma unroll
-        for (int distance = LANES / 2; distance > 0; distance /= 2) minus_delta += __shfl_xor_sync(~0u, minus_delta, distance);
-        if (lane == 0) {
-            shared_stats[i] = row < T ? LOG2_E * lse[row] : INFINITY;
-            shared_stats[ROWS + i] = minus_delta;
-            if (row < padded_T) {
-                stats[row] = shared_stats[i];
-                stats[padded_T + row] = minus_delta;
-            }
-        }
+    for (int distance = LANES / 2; distance > 0; distance /= 2) minus_delta += __shfl_xor_sync(~0u, minus_delta, distance);
+    if (i < rows && lane == 0) {
+        stats[(2 * head) * padded_T + row] = row < T ? LOG2_E * lse[head * T + row] : INFINITY;
+        stats[(2 * head + 1) * padded_T + row] = minus_delta;
     }
 }
 
 // Grid: B · NH · blocks of OWN queries, the longest causal rows first. As the forward, but P is known at once from lse.
 template <int HS, bool CAUSAL>
 static __global__ __launch_bounds__(Tiles<HS>::THREADS, 2) void attention_backward_dq_kernel(
-    bf16 *dqkv, float *stats, const bf16 *dout, const bf16 *qkv, const bf16 *out, const float *lse, int T, int padded_T, int NH, float scale) {
+    bf16 *dqkv, const bf16 *dout, const bf16 *qkv, const float *stats, int T, int padded_T, int NH, float scale) {
     using Tile = Tiles<HS>;
     constexpr int M = Tile::BACKWARD_M, OWN = Tile::OWN, WALK = Tile::WALK, STEP = Tile::STEP, THREADS = Tile::THREADS;
     DYNAMIC_SHARED(memory);
     bf16 *const q_tile = (bf16 *)memory, *const dout_tile = q_tile + OWN * HS, *const kv_tiles = dout_tile + OWN * HS;
-    float *const block_stats = (float *)(kv_tiles + 2 * Tile::STAGES * WALK * HS);
 
     const int row_blocks = (T + OWN - 1) / OWN, head = blockIdx.x / row_blocks;
     const int block_row = (row_blocks - 1 - blockIdx.x % row_blocks) * OWN, first_row = block_row + warp_id() * 16 * M;
     const size_t C = (size_t)NH * HS, row0 = (size_t)(head / NH) * T;
     const bf16 *const q = qkv + row0 * 3 * C + head % NH * HS, *const k = q + C, *const v = k + C;
-    const bf16 *const dout_head = dout + row0 * C + head % NH * HS, *const out_head = out + row0 * C + head % NH * HS;
 
     const int keys = CAUSAL ? min(T, block_row + OWN) : T, tiles = (keys + WALK - 1) / WALK;
     auto load_kv = [&](int tile) {
@@ -229,11 +222,18 @@ static __global__ __launch_bounds__(Tiles<HS>::THREADS, 2) void attention_backwa
         cp_async_commit();
     };
     load_tile<OWN, HS, THREADS>(q_tile, q, 3 * C, block_row, T);
-    load_tile<OWN, HS, THREADS>(dout_tile, dout_head, C, block_row, T);
+    load_tile<OWN, HS, THREADS>(dout_tile, dout + row0 * C + head % NH * HS, C, block_row, T);
     load_kv(0);
-    prepare_rows<OWN, HS, THREADS>(block_stats, stats + (size_t)head * 2 * padded_T, dout_head, out_head, lse + (size_t)head * T, C, block_row, T,
-                                   padded_T);
-    const float *const row_lse = block_stats + warp_id() * 16 * M + lane_id() / 4, *const row_minus_delta = row_lse + OWN;
+    float row_lse[M][2], row_minus_delta[M][2];
+#pragma unroll
+    for (int m = 0; m < M; m++) {
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const int row = min(first_row + 16 * m + 8 * half + lane_id() / 4, padded_T - 1);  // a block may end beyond the padding
+            row_lse[m][half] = stats[(size_t)head * 2 * padded_T + row];
+            row_minus_delta[m][half] = stats[((size_t)head * 2 + 1) * padded_T + row];
+        }
+    }
 
     const float scale_log2 = LOG2_E * scale;
     float dq[M][HS / 8][4] = {};
@@ -253,7 +253,7 @@ static __global__ __launch_bounds__(Tiles<HS>::THREADS, 2) void attention_backwa
 #pragma unroll
                 for (int n = 0; n < STEP / 8; n++) {
 #pragma unroll
-                    for (int i = 0; i < 4; i++) ds[m][n][i] = row_minus_delta[16 * m + i / 2 * 8];
+                    for (int i = 0; i < 4; i++) ds[m][n][i] = row_minus_delta[m][i / 2];
                 }
             }
             product_abt<HS>(s, q_tile, warp_id() * 16 * M, k_tile, step);
@@ -264,7 +264,7 @@ static __global__ __launch_bounds__(Tiles<HS>::THREADS, 2) void attention_backwa
 #pragma unroll
                 for (int n = 0; n < STEP / 8; n++) {
 #pragma unroll
-                    for (int i = 0; i < 4; i++) ds[m][n][i] *= exp2_approx(scale_log2 * s[m][n][i] - row_lse[16 * m + i / 2 * 8]);
+                    for (int i = 0; i < 4; i++) ds[m][n][i] *= exp2_approx(scale_log2 * s[m][n][i] - row_lse[m][i / 2]);
                 }
             }
             product_ab<HS>(dq, ds, k_tile, step);
@@ -373,10 +373,13 @@ static __global__ __launch_bounds__(Tiles<HS>::THREADS, 2) void attention_backwa
 template <int HS, bool CAUSAL>
 static void backward(bf16 *dqkv, const bf16 *dout, const bf16 *qkv, const bf16 *out, const float *lse, float *stats, Shape s, cudaStream_t stream) {
     using Tile = Tiles<HS>;
-    const int padded_T = padded(s.T), grid = (s.T + Tile::OWN - 1) / Tile::OWN * s.B * s.NH;
+    const int padded_T = padded(s.T), grid = (s.T + Tile::OWN - 1) / Tile::OWN * s.B * s.NH, block = 256;
+    const size_t rows = (size_t)s.B * s.NH * padded_T;
     const float scale = 1.0f / sqrtf((float)HS);
+    LAUNCH(attention_stats_kernel<HS>, (unsigned)((rows * (HS / 8) + block - 1) / block), block, 0, stream, stats, dout, out, lse, s.T, padded_T,
+           s.NH, rows);
     auto dq = attention_backward_dq_kernel<HS, CAUSAL>;
-    LAUNCH(dq, grid, Tile::THREADS, Tile::BACKWARD_BYTES, stream, dqkv, stats, dout, qkv, out, lse, s.T, padded_T, s.NH, scale);
+    LAUNCH(dq, grid, Tile::THREADS, Tile::BACKWARD_BYTES, stream, dqkv, dout, qkv, stats, s.T, padded_T, s.NH, scale);
     auto dkdv = attention_backward_dkdv_kernel<HS, CAUSAL>;
     LAUNCH(dkdv, grid, Tile::THREADS, Tile::BACKWARD_BYTES, stream, dqkv, dout, qkv, stats, s.T, padded_T, s.NH, scale);
 }
@@ -384,7 +387,7 @@ static void backward(bf16 *dqkv, const bf16 *dout, const bf16 *qkv, const bf16 *
 // ----------------------------------------------------------------------------
 // What the harness sees
 
-static bool supports(Shape s) { return has_tiles("v2", s, s.HS == 128 ? Tiles<128>::BACKWARD_BYTES : Tiles<64>::BACKWARD_BYTES); }
+static bool supports(Shape s) { return has_tiles("v2", s, s.HS == 128 ? Tiles<128>::BYTES : Tiles<64>::BYTES); }
 
 static size_t workspace_bytes(Shape s) { return (size_t)s.B * s.NH * padded(s.T) * 2 * sizeof(float); }
 

@@ -1,23 +1,23 @@
 // v1: FlashAttention as first published (Dao et al., "FlashAttention: Fast and Memory-Efficient Exact Attention with IO-Awareness",
 // 2022), on the tensor cores of any GPU since sm_80.
 //
-//   forward, one thread block a head:          backward, one thread block a head (after delta = rowsum(dO ∘ O)):
+//   forward, one thread block a head:          backward, one thread block a head:
 //     for each block of keys:                    for each block of keys:
 //       load K, V                                  load K, V; dK = dV = 0
 //       for each tile of queries:                  for each tile of queries:
-//         load Q; S = Q Kᵀ                           P = exp(Q Kᵀ - lse)
-//         max = rowmax(S); P = exp(S - max)          dS = P ∘ (dO Vᵀ - delta)
+//         load Q; S = Q Kᵀ                           load Q, dO, O; delta = rowsum(dO ∘ O)
+//         max = rowmax(S); P = exp(S - max)          P = exp(Q Kᵀ - lse); dS = P ∘ (dO Vᵀ - delta)
 //         O', sum = P V, rowsum(P)                   dV += Pᵀ dO; dK += dSᵀ Q
 //         merge with O, lse of the blocks            dQ += dS K, in device memory
 //         before, in device memory                 store dK, dV
 //
 // Each warp owns some of the keys, so it has a part of every row of queries: the maximum, the sum and O' of a row, and its dQ, are
-// put together from all warps in shared memory, twice in a tile. Nothing of size T² exists, but O and dQ go to device memory and back
-// for every block of keys, and a GPU with more multiprocessors than B · NH stays partly idle.
+// put together from all warps in shared memory. Nothing of size T² exists, but O and dQ go to device memory and back for every
+// block of keys, and a GPU with more multiprocessors than B · NH stays partly idle.
 //
 // Device memory, in elements: forward reads Q, and reads and writes O (in fp32) and lse, once per block of keys; K and V once.
-// Backward the same with dQ for O. Workspace: O or dQ in fp32, lse and delta: 4 HS + 8 bytes a row. FLOPs: forward 4 T² HS a head,
-// backward 10 T² HS; half if causal.
+// Backward reads Q, dO, O and lse, and reads and writes dQ (in fp32), once per block of keys. Workspace: O or dQ in fp32, 4 HS bytes a
+// row. FLOPs: forward 4 T² HS a head, backward 10 T² HS; half if causal.
 
 #include "tile.cuh"
 #include "variant.h"
@@ -32,13 +32,10 @@ template <int HS> struct Tiles {
     static constexpr int KEYS = HS <= 64 ? 256 : 64;  // forward: keys of a block
     static constexpr int FORWARD_BYTES = (2 * KEYS + STAGES * ROWS) * HS * (int)sizeof(bf16) + WARPS * ROWS * (PART + 2) * (int)sizeof(float);
     static constexpr int OWN = HS <= 64 ? 128 : 64;   // backward: keys of a block, with dK and dV in registers
-    static constexpr int BACKWARD_BYTES = ((2 * OWN + 2 * STAGES * ROWS) * HS + OWN * ROWS) * (int)sizeof(bf16) +
-                                          (2 * STAGES * ROWS + WARPS * ROWS * PART) * (int)sizeof(float);
+    static constexpr int BACKWARD_BYTES = ((2 * OWN + 3 * STAGES * ROWS) * HS + OWN * ROWS) * (int)sizeof(bf16) +
+                                          (WARPS * PART + 2) * ROWS * (int)sizeof(float);
     static constexpr int BYTES = FORWARD_BYTES > BACKWARD_BYTES ? FORWARD_BYTES : BACKWARD_BYTES;
 };
-
-enum { PAD = 64 };  // rows of lse and delta in the workspace are padded to a multiple of this, so that tiles of them need no bounds
-static int padded(int T) { return (T + PAD - 1) / PAD * PAD; }
 
 static constexpr float LOG2_E = 1.44269504f, LN_2 = 0.69314718f;
 
@@ -214,33 +211,6 @@ template <int HS, bool CAUSAL> static void forward(bf16 *out, float *lse, const 
 // ----------------------------------------------------------------------------
 // Backward
 
-// What the next kernel needs of each row: lse in base 2, and -delta = -rowsum(dO ∘ O), as stats (B, NH, 2, padded T). HS / 8 lanes a row, 16
-// bytes a lane. Rows from T on get an lse of +inf, which makes their P zero. The minus is for dO Vᵀ, which starts from -delta, not from zero.
-template <int HS>
-static __global__ void attention_stats_kernel(float *stats, const bf16 *dout, const bf16 *out, const float *lse, int T, int padded_T, int NH,
-                                              size_t rows) {
-    constexpr int LANES = HS / 8;
-    const size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) / LANES, head = i / padded_T;
-    const int row = (int)(i % padded_T), lane = threadIdx.x % LANES;
-    float minus_delta = 0;
-    if (i < rows && row < T) {
-        const size_t at = ((head / NH * T + row) * NH + head % NH) * HS + 8 * lane;
-        const uint4 a = *(const uint4 *)(dout + at), b = *(const uint4 *)(out + at);
-        const uint32_t left[4] = {a.x, a.y, a.z, a.w}, right[4] = {b.x, b.y, b.z, b.w};
-#pragma unroll
-        for (int j = 0; j < 4; j++) {
-            const float2 x = unpack_bf16(left[j]), y = unpack_bf16(right[j]);
-            minus_delta -= x.x * y.x + x.y * y.y;
-        }
-    }
-#pragma unroll
-    for (int distance = LANES / 2; distance > 0; distance /= 2) minus_delta += __shfl_xor_sync(~0u, minus_delta, distance);
-    if (i < rows && lane == 0) {
-        stats[(2 * head) * padded_T + row] = row < T ? LOG2_E * lse[head * T + row] : INFINITY;
-        stats[(2 * head + 1) * padded_T + row] = minus_delta;
-    }
-}
-
 // A warp's result, rounded to bf16, to a tile of its own.
 template <int M, int N8> static __device__ __forceinline__ void store_tile(bf16 *tile, const float (&acc)[M][N8][4]) {
     __syncwarp();  // the warp has read what was there before
@@ -273,32 +243,30 @@ template <int K, int COLS, int M> static __device__ __forceinline__ void product
 // shared memory. dq is dQ in fp32 as (B, NH, T, HS), for the time between two blocks of keys.
 template <int HS, bool CAUSAL>
 static __global__ __launch_bounds__(Tiles<HS>::THREADS, 2) void attention_backward_kernel(
-    bf16 *dqkv, float *dq, const bf16 *dout, const bf16 *qkv, const float *stats, int T, int padded_T, int NH, float scale) {
+    bf16 *dqkv, float *dq, const bf16 *dout, const bf16 *qkv, const bf16 *out, const float *lse, int T, int NH, float scale) {
     using Tile = Tiles<HS>;
     constexpr int ROWS = Tile::ROWS, OWN = Tile::OWN, THREADS = Tile::THREADS, WARPS = Tile::WARPS, PART = Tile::PART;
     constexpr int Q16 = ROWS / 16, K16 = OWN / WARPS / 16;  // 16-row pieces of a tile's queries, and of a warp's keys
     DYNAMIC_SHARED(memory);
     bf16 *const k_tile = (bf16 *)memory, *const v_tile = k_tile + OWN * HS, *const q_tiles = v_tile + OWN * HS;
-    bf16 *const p_tile = q_tiles + 2 * Tile::STAGES * ROWS * HS + warp_id() * ROWS * 16 * K16;  // the warp's P, then dS
-    float *const tile_stats = (float *)(q_tiles + 2 * Tile::STAGES * ROWS * HS + ROWS * OWN);  // lse and -delta of the tiles' queries
-    float *const parts = tile_stats + 2 * Tile::STAGES * ROWS;
+    bf16 *const p_tile = q_tiles + 3 * Tile::STAGES * ROWS * HS + warp_id() * ROWS * 16 * K16;  // the warp's P, then dS
+    float *const parts = (float *)(q_tiles + 3 * Tile::STAGES * ROWS * HS + ROWS * OWN), *const row_lse = parts + WARPS * ROWS * PART;
+    float *const row_delta = row_lse + ROWS;
 
     const int head = blockIdx.x;
     const size_t C = (size_t)NH * HS, row0 = (size_t)(head / NH) * T;
     const bf16 *const q = qkv + row0 * 3 * C + head % NH * HS, *const k = q + C, *const v = k + C;
-    const bf16 *const dout_head = dout + row0 * C + head % NH * HS;
+    const bf16 *const dout_head = dout + row0 * C + head % NH * HS, *const out_head = out + row0 * C + head % NH * HS;
     bf16 *const dqkv_head = dqkv + row0 * 3 * C + head % NH * HS;
     dq += (size_t)head * T * HS;
-    stats += (size_t)head * 2 * padded_T;
+    lse += (size_t)head * T;
 
     const int tiles = (T + ROWS - 1) / ROWS;
     auto load_queries = [&](int tile) {
-        bf16 *to = q_tiles + tile % Tile::STAGES * 2 * ROWS * HS;
+        bf16 *to = q_tiles + tile % Tile::STAGES * 3 * ROWS * HS;
         load_tile<ROWS, HS, THREADS>(to, q, 3 * C, tile * ROWS, T);
         load_tile<ROWS, HS, THREADS>(to + ROWS * HS, dout_head, C, tile * ROWS, T);
-        const int i = threadIdx.x * 4;
-        if (i < 2 * ROWS)
-            cp_async_16(tile_stats + tile % Tile::STAGES * 2 * ROWS + i, stats + i / ROWS * padded_T + tile * ROWS + i % ROWS, true);
+        load_tile<ROWS, HS, THREADS>(to + 2 * ROWS * HS, out_head, C, tile * ROWS, T);
         cp_async_commit();
     };
     const float scale_log2 = LOG2_E * scale;
@@ -313,19 +281,33 @@ static __global__ __launch_bounds__(Tiles<HS>::THREADS, 2) void attention_backwa
             cp_async_wait<0>();
             __syncthreads();
             if (tile + 1 < tiles) load_queries(tile + 1);
-            const bf16 *q_tile = q_tiles + tile % Tile::STAGES * 2 * ROWS * HS, *dout_tile = q_tile + ROWS * HS;
-            const float *tile_lse = tile_stats + tile % Tile::STAGES * 2 * ROWS, *tile_minus_delta = tile_lse + ROWS;
+            const bf16 *q_tile = q_tiles + tile % Tile::STAGES * 3 * ROWS * HS, *dout_tile = q_tile + ROWS * HS, *out_tile = dout_tile + ROWS * HS;
             const int first_row = tile * ROWS;
 
-            float p[Q16][2 * K16][4] = {}, ds[Q16][2 * K16][4];
+            // delta and lse of the queries; rows from T on get an lse of +inf, which makes their P zero. A few neighbouring threads share a row.
+            constexpr int ROW_THREADS = THREADS / ROWS;
+            const int row = threadIdx.x / ROW_THREADS, lane = threadIdx.x % ROW_THREADS;
+            float delta = 0;
 #pragma unroll
-            for (int m = 0; m < Q16; m++) {
+            for (int chunk = lane; chunk < HS / 8; chunk += ROW_THREADS) {
+                const int at = row * HS + (chunk ^ swizzle<HS>(row)) * 8;
+                const uint4 a = *(const uint4 *)(dout_tile + at), b = *(const uint4 *)(out_tile + at);
+                const uint32_t left[4] = {a.x, a.y, a.z, a.w}, right[4] = {b.x, b.y, b.z, b.w};
 #pragma unroll
-                for (int n = 0; n < 2 * K16; n++) {
-#pragma unroll
-                    for (int i = 0; i < 4; i++) ds[m][n][i] = tile_minus_delta[16 * m + i / 2 * 8 + lane_id() / 4];
+                for (int i = 0; i < 4; i++) {
+                    const float2 x = unpack_bf16(left[i]), y = unpack_bf16(right[i]);
+                    delta += x.x * y.x + x.y * y.y;
                 }
             }
+#pragma unroll
+            for (int distance = ROW_THREADS / 2; distance > 0; distance /= 2) delta += __shfl_xor_sync(~0u, delta, distance);
+            if (lane == 0) {
+                row_lse[row] = first_row + row < T ? LOG2_E * lse[first_row + row] : INFINITY;
+                row_delta[row] = delta;
+            }
+            __syncthreads();
+
+            float p[Q16][2 * K16][4] = {}, ds[Q16][2 * K16][4] = {};
             product_abt<HS>(p, q_tile, 0, k_tile, warp_id() * 16 * K16);
             product_abt<HS>(ds, dout_tile, 0, v_tile, warp_id() * 16 * K16);
             if ((CAUSAL && first_key + 16 * K16 - 1 > first_row) || first_key + 16 * K16 > T) mask(p, first_row, first_key, T, CAUSAL);
@@ -335,11 +317,13 @@ static __global__ __launch_bounds__(Tiles<HS>::THREADS, 2) void attention_backwa
                 for (int n = 0; n < 2 * K16; n++) {
 #pragma unroll
                     for (int i = 0; i < 4; i++) {
-                        p[m][n][i] = exp2_approx(scale_log2 * p[m][n][i] - tile_lse[16 * m + i / 2 * 8 + lane_id() / 4]);
-                        ds[m][n][i] *= p[m][n][i];
+                        const int j = 16 * m + i / 2 * 8 + lane_id() / 4;
+                        p[m][n][i] = exp2_approx(scale_log2 * p[m][n][i] - row_lse[j]);
+                        ds[m][n][i] = p[m][n][i] * (ds[m][n][i] - row_delta[j]);
                     }
                 }
             }
+
             store_tile(p_tile, p);
             product_atb<ROWS, HS>(dv, p_tile, dout_tile);
             store_tile(p_tile, ds);
@@ -349,8 +333,6 @@ static __global__ __launch_bounds__(Tiles<HS>::THREADS, 2) void attention_backwa
             store_part(parts + warp_id() * ROWS * PART, PART, part);
             __syncthreads();
 
-            constexpr int ROW_THREADS = THREADS / ROWS;
-            const int row = threadIdx.x / ROW_THREADS, lane = threadIdx.x % ROW_THREADS;
             if (first_row + row < T) {
                 const bool last_block = block_key + OWN >= (CAUSAL ? first_row + row + 1 : T);
                 float4 x[HS / ROW_THREADS / 4];
@@ -380,13 +362,8 @@ template <int HS, bool CAUSAL>
 static void backward(bf16 *dqkv, const bf16 *dout, const bf16 *qkv, const bf16 *out, const float *lse, float *workspace, Shape s,
                      cudaStream_t stream) {
     using Tile = Tiles<HS>;
-    const int padded_T = padded(s.T), block = 256;
-    const size_t rows = (size_t)s.B * s.NH * padded_T;
-    float *const stats = workspace, *const dq = stats + 2 * rows;
-    LAUNCH(attention_stats_kernel<HS>, (unsigned)((rows * (HS / 8) + block - 1) / block), block, 0, stream, stats, dout, out, lse, s.T, padded_T,
-           s.NH, rows);
     auto kernel = attention_backward_kernel<HS, CAUSAL>;
-    LAUNCH(kernel, s.B * s.NH, Tile::THREADS, Tile::BACKWARD_BYTES, stream, dqkv, dq, dout, qkv, stats, s.T, padded_T, s.NH, 1.0f / sqrtf((float)HS));
+    LAUNCH(kernel, s.B * s.NH, Tile::THREADS, Tile::BACKWARD_BYTES, stream, dqkv, workspace, dout, qkv, out, lse, s.T, s.NH, 1.0f / sqrtf((float)HS));
 }
 
 // ----------------------------------------------------------------------------
@@ -394,7 +371,7 @@ static void backward(bf16 *dqkv, const bf16 *dout, const bf16 *qkv, const bf16 *
 
 static bool supports(Shape s) { return has_tiles("v1", s, s.HS == 128 ? Tiles<128>::BYTES : Tiles<64>::BYTES); }
 
-static size_t workspace_bytes(Shape s) { return (size_t)s.B * s.NH * padded(s.T) * (s.HS + 2) * sizeof(float); }
+static size_t workspace_bytes(Shape s) { return (size_t)s.B * s.NH * s.T * s.HS * sizeof(float); }
 
 static void attention_forward(bf16 *out, float *lse, const bf16 *qkv, void *workspace, Shape s, cudaStream_t stream) {
     FOR_HEAD_SIZE(s, (forward<HS, CAUSAL>(out, lse, qkv, (float *)workspace, s, stream)));

@@ -14,8 +14,8 @@
 #include "answers.h"
 #endif
 
-// v2 as it is, for the worked example. It has a namespace so that its names leave the reader's alone, and is not registered as a variant:
-// only its online softmax is used here, and its kernels would take most of the time to compile.
+// v2 as it is, for the worked example. A namespace keeps its names and the reader's apart. Its kernels, most of the time to
+// compile, are left out, as nothing here calls them: the variant is declared, but not registered.
 #include "../variant.h"
 #undef VARIANT
 #define VARIANT(name, idea) \
@@ -48,8 +48,8 @@ template <typename T> static void from_device(T *to, T *memory, size_t count) { 
 static const float example_scores[6] = {2, 1, 3, 0, 4, 2}, example_values[6] = {1, 2, 3, 4, 5, 6};
 static const struct { double max, sum, o; } example_states[2] = {{3, 1.503214724, 3.638550008}, {4, 1.706652715, 7.223821998}};
 
-// One warp: states (2, 3), the maximum, sum and o after each tile. All 16 rows that a warp has are the same here. A tile has eight columns,
-// of which the last five are masked; o has eight columns, too, all the same.
+// One warp: states (2, 3), the maximum, sum and o after each tile. The 16 rows that a warp has are all the same here. A tile
+// has eight columns, of which the last five are masked, and o has eight columns, all the same, too.
 static __global__ void example_kernel(float *states, const float *scores, const float *values) {
     float o[1][1][4] = {}, row_max[1][2] = {{-INFINITY, -INFINITY}}, row_sum[1][2] = {};
     for (int tile = 0; tile < 2; tile++) {
@@ -116,10 +116,10 @@ static Part rounded(Exact exact) {
 
 // What is wrong with a part whose values are within ±largest? NULL if nothing.
 //
-// How exact can it be in fp32? In units of 2^-24 times sum, for sum, and times largest, for o: a merge has a factor expf (4), two
-// products (1) and an addition (1); six parts are merged in at most five levels: 30. Rounding the exponent d = max - common max costs
-// another d, or 3 d if it goes through base 2. With n keys the part's weight is then at most n exp(-d), so the two together
-// are at most ln n = 4.2 for n = 64: 13. With the rounding of the parts themselves: 44. Allowed is 64.
+// How exact can it be in fp32? In units of 2^-24, relative to sum and, for o, largest times sum: each merge rounds an expf
+// (4), a product (1) and an addition (1), and six parts go through at most five merges: 30. An exponent -d = max - common max
+// has an error of d, or 3 d by way of base 2, but what it scales is at most min(1, n exp(-d)) of the sum if it has n keys: at
+// most 3 ln 64 = 13. The parts themselves are rounded: 1. Together 44; allowed are 64.
 static const char *fault(Part part, Exact exact, double largest) {
     static char text[200];
     const double tolerance = 64 * 0x1p-24 * exact.sum;
@@ -151,8 +151,9 @@ TEST(merge) {
         const Part a = tiles[first], b = tiles[1 - first], both = merge(a, b);
         const char *found = fault(both, all, 6);
         if (found)
-            WRONG("of the worked example's two tiles, a (max %g, sum %.7g, o %.7g) and b (max %g, sum %.7g, o %.7g), %s (sum and o of a count "
-                  "exp(score - a.max), and have to count exp(score - common max))", a.max, a.sum, a.o[0], b.max, b.sum, b.o[0], found);
+            WRONG("of the worked example's two tiles, a (max %g, sum %.7g, o %.7g) and b (max %g, sum %.7g, o %.7g), %s; in each, "
+                  "sum and o are of exp(score - its own max), and o is not divided by sum", a.max, a.sum, a.o[0], b.max, b.sum,
+                  b.o[0], found);
     }
 
     // Parts without keys.
@@ -192,14 +193,14 @@ TEST(merge) {
             for (int count = parts; count > 1; count--) {
                 const int a = draw_below(count), b = (a + 1 + draw_below(count - 1)) % count;
                 left[a] = merge(left[a], left[b]);
-                left[b] = left[count - 1 == a ? b : count - 1];
-                if (count - 1 == a) left[b] = left[a];
+                left[b] = left[count - 1];  // which is the merged one if a was the last
             }
             const char *found = fault(left[0], exact, 1);
             if (!found) continue;
             const bool overflow = !isfinite(left[0].sum) || left[0].sum == 0;
-            WRONG("of %d keys with scores from %.4g to %.4g, in %d parts merged in random order, %s%s", keys, centre - spread, centre + spread, parts,
-                  found, overflow ? " (exp(89) is more than a float can hold, exp(-104) is 0: only differences to the maximum are safe)" : "");
+            WRONG("of %d keys with scores from %.4g to %.4g, in %d parts merged in random order, %s%s", keys, centre - spread,
+                  centre + spread, parts, found,
+                  overflow ? "; in a float exp(89) is inf and exp(-104) is 0, so take it of differences to the maximum only" : "");
         }
     }
 }
@@ -247,7 +248,7 @@ TEST(swizzle) {
     for (int row = 0; row < TILE_ROWS; row++) {
         for (int chunk = 0; chunk < CHUNKS; chunk++) {
             const int p = position[row][chunk] = swizzle(row, chunk);
-            if (p < 0 || p >= CHUNKS) WRONG("chunk %d of row %d goes to position %d, but a row has positions 0 to 7", chunk, row, p);
+            if (p < 0 || p >= CHUNKS) WRONG("chunk %d of row %d goes to position %d, but a row has 0 to 7", chunk, row, p);
         }
     }
 
@@ -263,7 +264,7 @@ TEST(swizzle) {
         if (memcmp(in + 8 * i, out + 8 * i, 16)) lost++, first_lost = i;
     }
 
-    // Conflicts, of each access of eight threads: writes of one row's chunks, reads of one chunk of eight rows.
+    // The conflicts of eight accesses at a time: writes of a row's chunks, reads of one chunk of eight rows.
     int most, writes_waiting = 0, reads_waiting = 0, worst_read = 0, worst_row = 0, worst_chunk = 0;
     for (int row = 0; row < TILE_ROWS; row++) writes_waiting += waiting(position[row], &most);
     int read[8], worst[8] = {};
@@ -283,18 +284,19 @@ TEST(swizzle) {
             for (int chunk = 0; chunk < CHUNKS; chunk++) {
                 for (int other = 0; other < chunk; other++) {
                     if (position[row][other] != position[row][chunk]) continue;
-                    WRONG("chunks %d and %d of row %d both go to position %d, so one is lost: of the tile's 512 chunks %d come back wrong from "
-                          "shared memory, and %d writes wait for another", other, chunk, row, position[row][chunk], lost, writes_waiting);
+                    WRONG("chunks %d and %d of row %d both go to position %d, so one is lost: %d of the tile's 512 chunks come "
+                          "back wrong from shared memory, and %d of 512 writes wait for another", other, chunk, row,
+                          position[row][chunk], lost, writes_waiting);
                 }
             }
         }
-        WRONG("chunk %d of row %d comes back wrong, as do %d of 512, although each has a position of its own: is the position of a chunk "
-              "another one the second time it is asked for?", first_lost % CHUNKS, first_lost / CHUNKS, lost);
+        WRONG("%d of the tile's 512 chunks come back wrong, chunk %d of row %d first, though each had a position of its own: does "
+              "swizzle() give another position when it is asked again?", lost, first_lost % CHUNKS, first_lost / CHUNKS);
     }
     if (reads_waiting > 0)
-        WRONG("the tile comes back right, but %d of 512 reads wait for another (%d-way conflicts at rows %d to %d, whose chunks %d are at "
-              "positions %d %d %d %d %d %d %d %d)", reads_waiting, worst_read, worst_row, worst_row + 7, worst_chunk, worst[0], worst[1], worst[2],
-              worst[3], worst[4], worst[5], worst[6], worst[7]);
+        WRONG("the tile comes back right, but %d of 512 reads wait for another (%d-way conflicts at rows %d to %d, whose chunks %d "
+              "are at positions %d %d %d %d %d %d %d %d)", reads_waiting, worst_read, worst_row, worst_row + 7, worst_chunk,
+              worst[0], worst[1], worst[2], worst[3], worst[4], worst[5], worst[6], worst[7]);
 }
 
 // ----------------------------------------------------------------------------
@@ -346,7 +348,7 @@ static const char *name_of(WindowCase c) {
 
 static bool sees(WindowCase c, int query, int key) { return key <= query && key > query - c.W; }  // for 0 <= query, key < T
 
-// How many pairs of an existing query of the block and a key of the tile are seen, and not? The last pair not seen is said, too.
+// How many pairs of a query of the block and a key of the tile are seen, and how many are not? One of the latter is named.
 struct Pairs { int seen, unseen, query, key; };
 static Pairs pairs_of(WindowCase c, int first_row, int tile) {
     Pairs pairs = {};
@@ -359,52 +361,50 @@ static Pairs pairs_of(WindowCase c, int first_row, int tile) {
     return pairs;
 }
 
-static struct {  // over all cases: how many tiles are walked over and masked, and have to be; and the first one in vain
-    int walked, to_walk, masked, to_mask;
-    char needless_walk[300], needless_mask[300];
-} work;
+// Tiles walked over and masked in all cases, how many of them in vain, and where the first of these was.
+static struct { int walked, masked, walked_in_vain, masked_in_vain; char first_walked[400], first_masked[400]; } count;
 
 // Checks what the answers say about the tiles of one block, before a kernel relies on it.
 static void check_tiles(WindowCase c, int first_row) {
-    const int tiles = (c.T + c.keys - 1) / c.keys, last_row = (first_row + c.rows < c.T ? first_row + c.rows : c.T) - 1;
+    const int tiles = (c.T + c.keys - 1) / c.keys;
     const KeyTiles walk = window(first_row, c.rows, c.keys, c.T, c.W);
+    char block[100];
+    snprintf(block, sizeof block, "queries %d .. %d", first_row, (first_row + c.rows < c.T ? first_row + c.rows : c.T) - 1);
     if (walk.first < 0 || walk.end > tiles)
-        WRONG("for queries %d .. %d window() gives tiles %d .. %d, but there are only 0 .. %d (%s)", first_row, last_row, walk.first, walk.end - 1,
-              tiles - 1, name_of(c));
+        WRONG("for %s window() gives {%d, %d}, but there are only the tiles from 0 to before %d (%s)", block, walk.first, walk.end,
+              tiles, name_of(c));
     for (int tile = 0; tile < tiles; tile++) {
         const bool walked = walk.first <= tile && tile < walk.end;
         const bool masked = walked && needs_mask(tile, first_row, c.rows, c.keys, c.T, c.W);
         const Pairs pairs = pairs_of(c, first_row, tile);
-        const int first_key = tile * c.keys, last_key = first_key + c.keys - 1;
+        char where[200];
+        snprintf(where, sizeof where, "of tile %d, keys %d .. %d (%s)", tile, tile * c.keys, (tile + 1) * c.keys - 1, name_of(c));
         if (pairs.seen && !walked)
-            WRONG("queries %d .. %d walk over tiles %d .. %d only, but see a key of tile %d, keys %d .. %d (%s)", first_row, last_row, walk.first,
-                  walk.end - 1, tile, first_key, last_key, name_of(c));
+            WRONG("for %s window() gives {%d, %d}, but they see some %s", block, walk.first, walk.end, where);
         if (walked && pairs.unseen && !masked)
-            WRONG("queries %d .. %d walk over tile %d, keys %d .. %d, without a mask, but query %d does not see key %d%s (%s)", first_row, last_row,
-                  tile, first_key, last_key, pairs.query, pairs.key, pairs.key < c.T ? "" : ", which does not exist", name_of(c));
-        work.walked += walked;
-        work.to_walk += pairs.seen > 0;
-        work.masked += masked;
-        work.to_mask += pairs.seen && pairs.unseen;
-        if (walked && !pairs.seen && !*work.needless_walk)
-            snprintf(work.needless_walk, sizeof work.needless_walk, "queries %d .. %d see no key of tile %d, keys %d .. %d (%s)", first_row, last_row,
-                     tile, first_key, last_key, name_of(c));
-        if (masked && !pairs.unseen && !*work.needless_mask)
-            snprintf(work.needless_mask, sizeof work.needless_mask, "queries %d .. %d all see all of tile %d, keys %d .. %d (%s)", first_row, last_row,
-                     tile, first_key, last_key, name_of(c));
+            WRONG("for %s needs_mask() is false, but query %d does not see key %d%s %s", block, pairs.query, pairs.key,
+                  pairs.key < c.T ? "" : ", which does not exist,", where);
+        count.walked += walked;
+        count.masked += masked;
+        if (walked && !pairs.seen && count.walked_in_vain++ == 0)
+            snprintf(count.first_walked, sizeof count.first_walked, "%s see nothing %s", block, where);
+        if (masked && !pairs.unseen && count.masked_in_vain++ == 0)
+            snprintf(count.first_masked, sizeof count.first_masked, "%s see all %s", block, where);
     }
 }
 
-// Attention through the answers against double precision. All inputs are within ±1, so scores within ±8: an fp32 score has an error below
-// 16 · 8 · 2^-24 < 8e-6, and a sum of up to 144 terms as much again. 1e-4 is far from both, and farther from a wrong key's weight.
+// Attention through the answers against double precision. Inputs are within ±1 and scores within ±8, so fp32 scores have an error
+// below 8 · 8 · 2^-23 = 8e-6, and sums of up to 144 terms about as much. 1e-4 is well above, and well below what a wrong key does.
 static void check_attention(WindowCase c) {
     static float q[MAX_T][HS], k[MAX_T][HS], v[MAX_T][HS], out[MAX_T][HS];
     for (int t = 0; t < c.T; t++) {
         for (int j = 0; j < HS; j++) q[t][j] = draw_within(1), k[t][j] = draw_within(1), v[t][j] = draw_within(1), out[t][j] = NAN;
     }
     const int size = c.T * HS, grid = (c.T + c.rows - 1) / c.rows;
-    float *d_q = to_device(q[0], size), *d_k = to_device(k[0], size), *d_v = to_device(v[0], size), *d_out = to_device(out[0], size);
-    LAUNCH(window_forward_kernel, grid, c.rows, 2 * c.keys * HS * sizeof(float), NULL, d_out, d_q, d_k, d_v, c.T, c.W, c.keys);
+    float *d_q = to_device(q[0], size), *d_k = to_device(k[0], size), *d_v = to_device(v[0], size);
+    float *d_out = to_device(out[0], size);
+    const int shared_bytes = 2 * c.keys * HS * (int)sizeof(float);
+    LAUNCH(window_forward_kernel, grid, c.rows, shared_bytes, NULL, d_out, d_q, d_k, d_v, c.T, c.W, c.keys);
     from_device(out[0], d_out, size);
     CUDA_CHECK(cudaFree(d_q));
     CUDA_CHECK(cudaFree(d_k));
@@ -420,8 +420,8 @@ static void check_attention(WindowCase c) {
         }
         for (int j = 0; j < HS; j++) {
             if (!(fabs(out[query][j] - o[j] / sum) < 1e-4))
-                WRONG("the tiles are those needed, but attention comes out wrong: out[%d][%d] is %.6f and should be %.6f (%s)", query, j,
-                      out[query][j], o[j] / sum, name_of(c));
+                WRONG("tiles and masks are right on the host, but the kernel's out[%d][%d] is %.6f and should be %.6f (%s)", query,
+                      j, out[query][j], o[j] / sum, name_of(c));
         }
     }
 }
@@ -431,19 +431,30 @@ static void check_case(WindowCase c) {
     check_attention(c);
 }
 
+static void check_work(void) {
+    if (count.walked_in_vain)
+        WRONG("right, but it walks over %d tiles where %d would do: %s", count.walked, count.walked - count.walked_in_vain,
+              count.first_walked);
+    if (count.masked_in_vain)
+        WRONG("right, but it masks %d tiles where %d would do: %s", count.masked, count.masked - count.masked_in_vain,
+              count.first_masked);
+}
+
 TEST(window) {
-    const int lengths[] = {12, 1, 7, 33, 64, 100}, windows[] = {5, 1, 2, 16, 33, 1000}, shapes[][2] = {{4, 4}, {16, 16}, {32, 8}, {8, 32}, {24, 10}};
-    memset(&work, 0, sizeof work);
+    const int lengths[] = {12, 1, 7, 33, 64, 100}, windows[] = {5, 1, 2, 16, 33, 1000};
+    const int shapes[][2] = {{4, 4}, {16, 16}, {32, 8}, {8, 32}, {24, 5}};
+    memset(&count, 0, sizeof count);
     for (int T : lengths) {
         for (int W : windows) {
             for (auto &shape : shapes) check_case({T, W, shape[0], shape[1]});
         }
     }
-    for (int i = 0; i < 100; i++) check_case({1 + draw_below(MAX_T), 1 + draw_below(MAX_T), 1 + draw_below(64), 1 + draw_below(64)});
-    if (work.walked > work.to_walk)
-        WRONG("right, but it walks over %d tiles where %d would do: %s", work.walked, work.to_walk, work.needless_walk);
-    if (work.masked > work.to_mask)
-        WRONG("right, but it masks %d tiles where %d would do: %s", work.masked, work.to_mask, work.needless_mask);
+    check_work();
+    for (int i = 0; i < 100; i++) {
+        const int T = 1 + draw_below(MAX_T), W = 1 + draw_below(MAX_T), rows = 1 + draw_below(64), keys = 1 + draw_below(64);
+        check_case({T, W, rows, keys});
+    }
+    check_work();
 }
 
 int main(int argc, char **argv) { return run_tests(argc > 1 ? argv[1] : NULL, NULL, NULL) > 0; }

@@ -31,47 +31,35 @@
 #include <elf.h>
 #include <fcntl.h>
 #include <math.h>
-#include <sched.h>
 #include <signal.h>
 #include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
-#include <time.h>
+#include <ucontext.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <functional>
 #include <map>
 #include <memory>  // before __noinline__ below, a word that it uses itself
 #include <mutex>
+#include <numeric>
+#include <random>
 #include <string>
 #include <thread>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
-#if !defined CUDA_ON_CPU_UCONTEXT && !defined __x86_64__ && !defined __aarch64__
-#define CUDA_ON_CPU_UCONTEXT
+#ifndef __has_feature  // of clang; gcc has a macro
+#define __has_feature(name) 0
 #endif
-#ifdef CUDA_ON_CPU_UCONTEXT
-#include <ucontext.h>
-#endif
-
-#ifdef __has_feature
-#if __has_feature(address_sanitizer)
-#define CUDA_ON_CPU_ASAN
-#endif
-#endif
-#ifdef __SANITIZE_ADDRESS__
-#define CUDA_ON_CPU_ASAN
-#endif
-#ifdef CUDA_ON_CPU_ASAN
+#if defined __SANITIZE_ADDRESS__ || __has_feature(address_sanitizer)
 #include <sanitizer/common_interface_defs.h>
 #else
 static inline void __sanitizer_start_switch_fiber(void **, const void *, size_t) {}
@@ -85,32 +73,24 @@ static inline void __sanitizer_finish_switch_fiber(void *, const void **, size_t
 #define __device__
 #define __host__
 #define __constant__
-#define __grid_constant__
 #define __launch_bounds__(...)
 #define __forceinline__ inline __attribute__((always_inline))
 #define __noinline__ __attribute__((noinline))
 #define __align__(bytes) __attribute__((aligned(bytes)))
-// A block never leaves its OS thread; static_shared() below finds these variables. "used" tells the compiler that it does not see
+// A block never leaves its OS thread; find_shared_variables() below finds them. "used" tells the compiler that it does not see
 // all that happens to them, or it would take one that no thread writes for 0.
 #define __shared__ static __thread __attribute__((used))
 
-#define VECTORS(type, name, align2, align4)                                                                                    \
-    struct name##1 { type x; };                                                                                                \
-    struct __align__(align2) name##2 { type x, y; };                                                                           \
-    struct name##3 { type x, y, z; };                                                                                          \
-    struct __align__(align4) name##4 { type x, y, z, w; };                                                                     \
-    static inline name##1 make_##name##1(type x) { return {x}; }                                                               \
-    static inline name##2 make_##name##2(type x, type y) { return {x, y}; }                                                    \
-    static inline name##3 make_##name##3(type x, type y, type z) { return {x, y, z}; }                                         \
-    static inline name##4 make_##name##4(type x, type y, type z, type w) { return {x, y, z, w}; }
-VECTORS(signed char, char, 2, 4)
-VECTORS(unsigned char, uchar, 2, 4)
-VECTORS(short, short, 4, 8)
+#define VECTORS(type, name, align2, align4)                                     \
+    struct __align__(align2) name##2 { type x, y; };                            \
+    struct name##3 { type x, y, z; };                                           \
+    struct __align__(align4) name##4 { type x, y, z, w; };                      \
+    inline name##2 make_##name##2(type x, type y) { return {x, y}; }            \
+    inline name##3 make_##name##3(type x, type y, type z) { return {x, y, z}; } \
+    inline name##4 make_##name##4(type x, type y, type z, type w) { return {x, y, z, w}; }
 VECTORS(unsigned short, ushort, 4, 8)
 VECTORS(int, int, 8, 16)
 VECTORS(unsigned, uint, 8, 16)
-VECTORS(long long, longlong, 16, 16)
-VECTORS(unsigned long long, ulonglong, 16, 16)
 VECTORS(float, float, 8, 16)
 VECTORS(double, double, 16, 16)
 #undef VECTORS
@@ -131,6 +111,95 @@ constexpr int warpSize = 32;
     cuda_on_cpu::launcher(#kernel, kernel, grid, block, shared_bytes, stream)(__VA_ARGS__)
 
 // ----------------------------------------------------------------------------
+// The runtime's types. ("CUDA Runtime API")
+
+enum cudaError_t {
+    cudaSuccess = 0, cudaErrorInvalidValue = 1, cudaErrorMemoryAllocation = 2, cudaErrorInvalidConfiguration = 9,
+    cudaErrorInvalidDevice = 101,
+};
+enum cudaMemcpyKind {
+    cudaMemcpyHostToHost, cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice, cudaMemcpyDefault,
+};
+enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8 };
+enum cudaDeviceAttr {
+    cudaDevAttrMultiProcessorCount = 16, cudaDevAttrComputeCapabilityMajor = 75, cudaDevAttrComputeCapabilityMinor = 76,
+    cudaDevAttrMaxSharedMemoryPerBlockOptin = 97,
+};
+enum { cudaStreamDefault = 0, cudaStreamNonBlocking = 1, cudaEventDefault = 0, cudaEventDisableTiming = 2 };
+typedef struct StreamOnCpu { int unused; } *cudaStream_t;
+typedef struct EventOnCpu { std::chrono::steady_clock::time_point time; } *cudaEvent_t;
+
+struct cudaDeviceProp {
+    char name[256];
+    size_t totalGlobalMem, sharedMemPerBlock, sharedMemPerBlockOptin, sharedMemPerMultiprocessor;
+    int major, minor, multiProcessorCount, warpSize, maxThreadsPerBlock, maxThreadsPerMultiProcessor, l2CacheSize;
+};
+
+// ----------------------------------------------------------------------------
+// Numbers, bf16 among them: the upper half of a float. ("CUDA Math API")
+
+inline unsigned __float_as_uint(float x) { unsigned bits; memcpy(&bits, &x, sizeof bits); return bits; }
+inline int __float_as_int(float x) { int bits; memcpy(&bits, &x, sizeof bits); return bits; }
+inline float __uint_as_float(unsigned bits) { float x; memcpy(&x, &bits, sizeof x); return x; }
+inline float __int_as_float(int bits) { float x; memcpy(&x, &bits, sizeof x); return x; }
+inline int __clz(int x) { return x ? __builtin_clz((unsigned)x) : 32; }
+inline int __popc(unsigned x) { return __builtin_popcount(x); }
+
+// As CUDA has them for mixed types; a NaN gives way to a number.
+#define CHOICE(name, comparison)                                                                    \
+    template <typename A, typename B> inline typename std::common_type<A, B>::type name(A a, B b) { \
+        typename std::common_type<A, B>::type first = a, second = b;                                \
+        return first comparison second || second != second ? first : second;                        \
+    }
+CHOICE(min, <)
+CHOICE(max, >)
+#undef CHOICE
+
+// Macros, because libm's headers declare some of these names for themselves. They are more precise than a GPU's.
+#define __expf(x) expf(x)
+#define __logf(x) logf(x)
+#define rsqrtf(x) (1.0f / sqrtf(x))
+
+// 2^x; results below 2^-126 become 0. ("ex2")
+inline float exp2_approx(float x) {
+    float y = exp2f(x);
+    return y < 0x1p-126f ? 0 : y;
+}
+
+// Loads and stores with a hint to the caches
+template <typename T> inline T __ldg(const T *address) { return *address; }
+template <typename T> inline T __ldcg(const T *address) { return *address; }
+template <typename T> inline T __ldcs(const T *address) { return *address; }
+template <typename T> inline void __stcg(T *address, T value) { *address = value; }
+template <typename T> inline void __stcs(T *address, T value) { *address = value; }
+
+struct __align__(2) __nv_bfloat16 {
+    unsigned short bits;
+
+    __nv_bfloat16() = default;
+    explicit __nv_bfloat16(float x) {  // to nearest, ties to even; NaN stays NaN
+        uint32_t all = __float_as_uint(x);
+        bits = (unsigned short)(x != x ? 0x7FFF : (all + 0x7FFF + (all >> 16 & 1)) >> 16);
+    }
+    operator float() const { return __uint_as_float((uint32_t)bits << 16); }
+};
+struct __align__(4) __nv_bfloat162 { __nv_bfloat16 x, y; };
+
+inline __nv_bfloat16 __float2bfloat16(float x) { return __nv_bfloat16(x); }
+inline __nv_bfloat16 __float2bfloat16_rn(float x) { return __nv_bfloat16(x); }
+inline float __bfloat162float(__nv_bfloat16 x) { return x; }
+inline __nv_bfloat162 __floats2bfloat162_rn(float low, float high) { return {__nv_bfloat16(low), __nv_bfloat16(high)}; }
+inline float2 __bfloat1622float2(__nv_bfloat162 pair) { return {pair.x, pair.y}; }
+inline unsigned short __bfloat16_as_ushort(__nv_bfloat16 x) { return x.bits; }
+inline __nv_bfloat16 __ushort_as_bfloat16(unsigned short bits) { __nv_bfloat16 x; x.bits = bits; return x; }
+
+// CUDA rounds what it computes of two bf16 to bf16; by way of float, as here, it is rounded the same.
+inline __nv_bfloat16 operator+(__nv_bfloat16 a, __nv_bfloat16 b) { return __nv_bfloat16((float)a + (float)b); }
+inline __nv_bfloat16 operator-(__nv_bfloat16 a, __nv_bfloat16 b) { return __nv_bfloat16((float)a - (float)b); }
+inline __nv_bfloat16 operator*(__nv_bfloat16 a, __nv_bfloat16 b) { return __nv_bfloat16((float)a * (float)b); }
+inline __nv_bfloat16 operator/(__nv_bfloat16 a, __nv_bfloat16 b) { return __nv_bfloat16((float)a / (float)b); }
+
+// ----------------------------------------------------------------------------
 // Fibers: each has a stack, and a context where it goes on
 
 namespace cuda_on_cpu {
@@ -141,10 +210,64 @@ struct Warp;
 enum { LANES = 32, MAX_THREADS = 1024, MAX_WARPS = MAX_THREADS / LANES };
 enum { STACK_BYTES = 256 << 10, GUARD_BYTES = 64 << 10 };  // 64 KiB: the largest pages in use on aarch64
 
-#ifdef CUDA_ON_CPU_UCONTEXT
-typedef ucontext_t Context;
-#else
+#if !defined CUDA_ON_CPU_UCONTEXT && (defined __x86_64__ || defined __aarch64__)
 struct Context { void *stack, *frame, *resume; };
+
+// Keeps in `from` where this fiber is, and goes on where `to` was. All registers are clobbered, but for the two that compilers
+// do not let go, which are kept in the context. Nothing is pushed: the compiler may have data below the stack pointer.
+static __forceinline__ void switch_context(Context *from_context, Context *to_context) {
+#ifdef __x86_64__
+    register Context *from asm("rdi") = from_context, *to asm("rsi") = to_context;
+    asm volatile("movq %%rsp, (%0)\n\t"
+                 "movq %%rbp, 8(%0)\n\t"
+                 "leaq 1f(%%rip), %%rax\n\t"
+                 "movq %%rax, 16(%0)\n\t"
+                 "movq (%1), %%rsp\n\t"
+                 "movq 8(%1), %%rbp\n\t"
+                 "jmpq *16(%1)\n"
+                 "1:" : "+r"(from), "+r"(to) :
+                 : "cc", "memory", "rax", "rbx", "rcx", "rdx", "r8", "r9", "r10", "r11", "r12", "r13", "r14", "r15", "xmm0",
+                   "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10", "xmm11", "xmm12", "xmm13",
+                   "xmm14", "xmm15"
+#ifdef __AVX512F__
+                   , "xmm16", "xmm17", "xmm18", "xmm19", "xmm20", "xmm21", "xmm22", "xmm23", "xmm24", "xmm25", "xmm26", "xmm27",
+                   "xmm28", "xmm29", "xmm30", "xmm31", "k1", "k2", "k3", "k4", "k5", "k6", "k7"
+#endif
+    );
+#else
+    register Context *from asm("x0") = from_context, *to asm("x1") = to_context;
+    asm volatile("mov x9, sp\n\t"
+                 "adr x10, 1f\n\t"
+                 "stp x9, x29, [%0]\n\t"
+                 "str x10, [%0, #16]\n\t"
+                 "ldp x9, x29, [%1]\n\t"
+                 "ldr x10, [%1, #16]\n\t"
+                 "mov sp, x9\n\t"
+                 "br x10\n"
+                 "1:" : "+r"(from), "+r"(to) :
+                 : "cc", "memory", "x2", "x3", "x4", "x5", "x6", "x7", "x8", "x9", "x10", "x11", "x12", "x13", "x14", "x15",
+                   "x16", "x17", "x18", "x19", "x20", "x21", "x22", "x23", "x24", "x25", "x26", "x27", "x28", "x30", "v0", "v1",
+                   "v2", "v3", "v4", "v5", "v6", "v7", "v8", "v9", "v10", "v11", "v12", "v13", "v14", "v15", "v16", "v17", "v18",
+                   "v19", "v20", "v21", "v22", "v23", "v24", "v25", "v26", "v27", "v28", "v29", "v30", "v31");
+#endif
+}
+
+// Switched to, it calls `function`.
+inline void make_context(Context *context, char *stack, size_t bytes, void (*function)()) {
+#ifdef __x86_64__
+    bytes -= 8;  // as a call leaves the stack
+#endif
+    *context = {stack + bytes, NULL, (void *)function};
+}
+#else
+typedef ucontext_t Context;
+inline void switch_context(Context *from, Context *to) { swapcontext(from, to); }
+inline void make_context(Context *context, char *stack, size_t bytes, void (*function)()) {
+    getcontext(context);
+    context->uc_stack.ss_sp = stack;
+    context->uc_stack.ss_size = bytes;
+    makecontext(context, function, 0);
+}
 #endif
 
 struct Copy { void *to; const void *from; bool valid; unsigned group; };
@@ -175,93 +298,18 @@ inline __thread Fiber *self;  // who runs on this OS thread; NULL outside of ker
     fputs("error: ", stderr);
     vfprintf(stderr, format, args);
     fputc('\n', stderr);
-    va_end(args);
-    fflush(stderr);
     _exit(1);
 }
 
-#ifdef CUDA_ON_CPU_UCONTEXT
-inline void switch_context(Context *from, Context *to) { swapcontext(from, to); }
-#elif defined __x86_64__
-// All registers are clobbered, but for the two that compilers do not let go, which are kept in the context. Nothing is pushed:
-// the compiler may have data below the stack pointer.
-static inline __attribute__((always_inline)) void switch_context(Context *from, Context *to) {
-    asm volatile("movq %%rsp, (%0)\n\t"
-                 "movq %%rbp, 8(%0)\n\t"
-                 "leaq 1f(%%rip), %%rax\n\t"
-                 "movq %%rax, 16(%0)\n\t"
-                 "movq (%1), %%rsp\n\t"
-                 "movq 8(%1), %%rbp\n\t"
-                 "jmpq *16(%1)\n"
-                 "1:"
-                 : "+D"(from), "+S"(to)
-                 :
-                 : "rax", "rbx", "rcx", "rdx", "r8", "r9", "r10", "r11", "r12", "r13", "r14", "r15", "cc", "memory", "xmm0", "xmm1",
-                   "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10", "xmm11", "xmm12", "xmm13", "xmm14",
-                   "xmm15"
-#ifdef __AVX512F__
-                   , "xmm16", "xmm17", "xmm18", "xmm19", "xmm20", "xmm21", "xmm22", "xmm23", "xmm24", "xmm25", "xmm26", "xmm27",
-                   "xmm28", "xmm29", "xmm30", "xmm31", "k1", "k2", "k3", "k4", "k5", "k6", "k7"
-#endif
-    );
-}
-#else
-static inline __attribute__((always_inline)) void switch_context(Context *from_context, Context *to_context) {
-    register Context *from asm("x0") = from_context;
-    register Context *to asm("x1") = to_context;
-    asm volatile("mov x9, sp\n\t"
-                 "adr x10, 1f\n\t"
-                 "stp x9, x29, [x0]\n\t"
-                 "str x10, [x0, #16]\n\t"
-                 "ldp x9, x29, [x1]\n\t"
-                 "ldr x10, [x1, #16]\n\t"
-                 "mov sp, x9\n\t"
-                 "br x10\n"
-                 "1:"
-                 : "+r"(from), "+r"(to)
-                 :
-                 : "x2", "x3", "x4", "x5", "x6", "x7", "x8", "x9", "x10", "x11", "x12", "x13", "x14", "x15", "x16", "x17", "x18",
-                   "x19", "x20", "x21", "x22", "x23", "x24", "x25", "x26", "x27", "x28", "x30", "cc", "memory", "v0", "v1", "v2",
-                   "v3", "v4", "v5", "v6", "v7", "v8", "v9", "v10", "v11", "v12", "v13", "v14", "v15", "v16", "v17", "v18", "v19",
-                   "v20", "v21", "v22", "v23", "v24", "v25", "v26", "v27", "v28", "v29", "v30", "v31");
-}
-#endif
-
 // A fiber may go on in another OS thread, if it stopped between two blocks. So nothing here may touch a thread's variables
 // after the switch: their address may have been computed before it.
-static inline __attribute__((always_inline)) void switch_fiber(Fiber *from, Fiber *to) {
+static __forceinline__ void switch_fiber(Fiber *from, Fiber *to) {
     self = to;
     to->came_from = from;
     __sanitizer_start_switch_fiber(&from->fake_stack, to->stack, to->stack_bytes);
     switch_context(&from->context, &to->context);
     // AddressSanitizer tells the bounds of the stack left: known already, but for an OS thread's own.
     __sanitizer_finish_switch_fiber(from->fake_stack, &from->came_from->stack, &from->came_from->stack_bytes);
-}
-
-void fiber_main();
-
-// Stacks of one size would have their tops in the same few cache lines of every set, so each starts at another offset.
-inline void make_fiber(Fiber *fiber, unsigned number) {
-    size_t bytes = GUARD_BYTES + STACK_BYTES;
-    char *memory = (char *)mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (memory == MAP_FAILED || mprotect(memory, GUARD_BYTES, PROT_NONE) != 0)
-        stop("no memory for the stack of a thread: smaller blocks or fewer workers (CUDA_ON_CPU_WORKERS) need less");
-    fiber->stack = memory + GUARD_BYTES;
-    fiber->stack_bytes = STACK_BYTES;
-    char *top = memory + bytes - number * 1088 % (32 << 10);
-#ifdef CUDA_ON_CPU_UCONTEXT
-    getcontext(&fiber->context);
-    fiber->context.uc_stack.ss_sp = memory + GUARD_BYTES;
-    fiber->context.uc_stack.ss_size = (size_t)(top - memory) - GUARD_BYTES;
-    makecontext(&fiber->context, fiber_main, 0);
-#else
-    top -= 64;
-#ifdef __x86_64__
-    top -= 8;  // as a call leaves it
-#endif
-    memset(top, 0, 64);  // for a debugger, a return address of 0 ends the stack
-    fiber->context = {top, NULL, (void *)fiber_main};
-#endif
 }
 
 // ----------------------------------------------------------------------------
@@ -278,9 +326,9 @@ struct Warp {
     const Operation *operation[LANES];  // where a lane that is not runnable waits,
     uint32_t mask[LANES];               // with which mask; 0 if it waits for the whole block
     alignas(64) uint64_t in[LANES], out[LANES];              // operands and results of shuffles and votes
-    alignas(64) uint32_t rows_in[LANES][4], rows[LANES][4];  // of ldmatrix: row r of matrix m is rows[8 * m + r]
-    alignas(64) uint16_t a[4][8][8], b[2][8][8];  // of mma: a's quarters as (m, k), one for each register, b's halves as (n, k)
-    alignas(64) float d[16][8];
+    alignas(64) uint16_t rows_in[LANES][8], rows[LANES][8];  // of ldmatrix: row r of matrix m is rows[8 * m + r]
+    alignas(64) __nv_bfloat16 a[16][16], b[8][16];           // of mma: (m, k) and (n, k)
+    alignas(64) float d[16][8];                              // (m, n)
 };
 
 struct Launch {
@@ -288,7 +336,7 @@ struct Launch {
     dim3 grid, block;
     size_t shared_bytes;
     std::function<void()> run;  // one thread
-    uint64_t number;            // of this launch in the process
+    uint64_t number, count;     // of this launch in the process; of its blocks
     std::atomic<uint64_t> next_block;
 };
 
@@ -303,12 +351,10 @@ struct Block {
     uint32_t restless;  // its turn ends when these bits of a random number are 0
     uint64_t random_state;
     const Operation *barrier;  // where threads wait, if any do
-    unsigned at_barrier, votes, last_count, last_votes;
+    unsigned at_barrier, votes, last_votes;
     Fiber *home;  // the worker that runs this block
     unsigned char *dynamic_shared;
-    size_t shared_bytes;
     std::vector<unsigned char> static_shared;  // while the block does not run
-    Block *next_idle;
 };
 
 inline uint64_t mix(uint64_t a, uint64_t b) {
@@ -381,6 +427,21 @@ inline void give_way(Fiber *me) {
     else switch_fiber(me, me->block->home);
 }
 
+// At atomics others run in between now and then, so that two that should be one show, and a loop that waits by them ends.
+inline void maybe_give_way() {
+    if (self && random_bits(self->block) % 16 == 0) give_way(self);
+}
+
+template <typename T, typename Function> inline T atomic_update(T *address, Function function) {
+    maybe_give_way();
+    T before, after;
+    __atomic_load(address, &before, __ATOMIC_SEQ_CST);
+    do after = function(before);
+    while (!__atomic_compare_exchange(address, &before, &after, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST));
+    return before;
+}
+
+// Takes the caller's turns until finish_operation() or finish_barrier() gives them back.
 inline void block_lane(Fiber *me, const Operation *operation, uint32_t mask) {
     Warp *warp = me->warp;
     warp->operation[me->lane] = operation;
@@ -397,15 +458,15 @@ inline void finish_operation(Block *block, Warp *warp, unsigned lane) {
     for (unsigned i = 0; i < LANES; i++)
         differ |= (uint32_t)(warp->operation[i] != operation || warp->mask[i] != mask) << i;
     if (differ & group) return;
-    operation->work(*warp, group);
+    if (operation->work) operation->work(*warp, group);
     warp->waiting &= ~group;
     warp->runnable |= group;
     block->runnable |= 1u << (warp - block->warps);
 }
 
+// Lets the whole block go on, if all threads that have not ended wait at its barrier.
 inline void finish_barrier(Block *block) {
     if (block->at_barrier != block->alive || !block->alive) return;
-    block->last_count = block->at_barrier;
     block->last_votes = block->votes;
     block->at_barrier = block->votes = 0;
     for (unsigned w = 0; w * LANES < block->thread_count; w++) {
@@ -415,7 +476,7 @@ inline void finish_barrier(Block *block) {
 }
 
 // The caller has put its operands into its place in the warp, and finds its results there afterwards.
-__attribute__((noinline)) inline void meet_warp(const Operation *operation, uint32_t mask) {
+__noinline__ inline void meet_warp(const Operation *operation, uint32_t mask) {
     Fiber *me = self;
     if (!(mask >> me->lane & 1)) stop("%s by lane %u with mask 0x%08x, which lacks that lane", operation->name, me->lane, mask);
     block_lane(me, operation, mask);
@@ -425,7 +486,7 @@ __attribute__((noinline)) inline void meet_warp(const Operation *operation, uint
 }
 
 // A thread that comes to another kind of barrier than those that wait is not counted, so that the block is stuck.
-__attribute__((noinline)) inline Block *meet_block(const Operation *operation, int vote) {
+__noinline__ inline unsigned meet_block(const Operation *operation, int vote) {
     Fiber *me = self;
     Block *block = me->block;
     block_lane(me, operation, 0);
@@ -436,19 +497,17 @@ __attribute__((noinline)) inline Block *meet_block(const Operation *operation, i
         finish_barrier(block);
     }
     run_next(me);
-    return block;
+    return block->last_votes;
 }
 
 // One thread from its first to its last line. Not inline: it may run in another OS thread the next time.
-__attribute__((noinline)) inline void run_thread(Fiber *me) { me->block->launch->run(); }
+__noinline__ inline void run_thread(Fiber *me) { me->block->launch->run(); }
 
-__attribute__((noinline)) inline void end_thread(Fiber *me) {
+__noinline__ inline void end_thread(Fiber *me) {
     Block *block = me->block;
     Warp *warp = me->warp;
-    uint32_t lane = 1u << me->lane;
-    warp->alive &= ~lane;
-    warp->runnable &= ~lane;
-    if (!warp->runnable) block->runnable &= ~(1u << (warp - block->warps));
+    block_lane(me, NULL, 0);
+    warp->alive &= ~(1u << me->lane);
     block->alive--;
     for (unsigned i = 0; i < LANES; i++)
         if (warp->waiting >> i & 1) finish_operation(block, warp, i);
@@ -466,16 +525,89 @@ inline void fiber_main() {
 }
 
 // ----------------------------------------------------------------------------
+// What threads do together
+
+// `out` is apart, because a lane may come to its next operation before others have read the results of this one. Lanes outside
+// of the group may be about to read theirs.
+inline void work_shuffle(Warp &warp, uint32_t group) {
+    for (unsigned i = 0; i < LANES; i++)
+        if (group >> i & 1) warp.out[i] = warp.in[i];
+}
+inline void work_ballot(Warp &warp, uint32_t group) {
+    uint32_t ballot = 0;
+    for (unsigned i = 0; i < LANES; i++) ballot |= (uint32_t)(warp.in[i] != 0) << i;
+    for (unsigned i = 0; i < LANES; i++)
+        if (group >> i & 1) warp.out[i] = ballot & group;
+}
+
+inline void work_ldmatrix(Warp &warp, uint32_t group) {
+    if (group != UINT32_MAX) stop("ldmatrix by lanes 0x%08x only: it needs the whole warp", group);
+    memcpy(warp.rows, warp.rows_in, sizeof warp.rows);
+}
+
+inline void work_mma(Warp &warp, uint32_t group) {
+    typedef float Row __attribute__((vector_size(32), may_alias));  // 8 columns
+    if (group != UINT32_MAX) stop("mma by lanes 0x%08x only: it needs the whole warp", group);
+    float a[16][16];
+    Row b[16];
+    for (int m = 0; m < 16; m++)
+        for (int k = 0; k < 16; k++) a[m][k] = warp.a[m][k];
+    for (int n = 0; n < 8; n++)
+        for (int k = 0; k < 16; k++) b[k][n] = warp.b[n][k];
+    Row sum[16] = {};
+    for (int k = 0; k < 16; k++)
+        for (int m = 0; m < 16; m++) sum[m] += a[m][k] * b[k];
+    for (int m = 0; m < 16; m++) *(Row *)warp.d[m] += sum[m];
+}
+
+inline const Operation SYNCTHREADS = {"__syncthreads", NULL}, SYNCTHREADS_OR = {"__syncthreads_or", NULL},
+                       SYNCTHREADS_AND = {"__syncthreads_and", NULL}, SYNCTHREADS_COUNT = {"__syncthreads_count", NULL},
+                       SYNCWARP = {"__syncwarp", NULL}, ANY = {"__any_sync", work_ballot}, ALL = {"__all_sync", work_ballot},
+                       BALLOT = {"__ballot_sync", work_ballot}, SHFL = {"__shfl_sync", work_shuffle},
+                       SHFL_UP = {"__shfl_up_sync", work_shuffle}, SHFL_DOWN = {"__shfl_down_sync", work_shuffle},
+                       SHFL_XOR = {"__shfl_xor_sync", work_shuffle}, LDMATRIX = {"ldmatrix", work_ldmatrix},
+                       LDMATRIX_TRANS = {"ldmatrix.trans", work_ldmatrix}, MMA = {"mma", work_mma};
+
+// What a lane outside of the mask has is undefined: all bits 1.
+template <typename T> inline T shuffle(const Operation *operation, uint32_t mask, T value, unsigned source) {
+    static_assert((sizeof value == 4 || sizeof value == 8) && std::is_trivially_copyable<T>::value, "shuffles move 4 or 8 bytes");
+    Fiber *me = self;
+    memcpy(&me->warp->in[me->lane], &value, sizeof value);
+    meet_warp(operation, mask);
+    if (mask >> source & 1) memcpy(&value, &me->warp->out[source], sizeof value);
+    else memset(&value, 0xFF, sizeof value);
+    return value;
+}
+
+inline unsigned vote(const Operation *operation, uint32_t mask, bool yes) {
+    return (unsigned)shuffle<uint64_t>(operation, mask, yes, self->lane);
+}
+
+inline void check_aligned(const void *address, const char *what) {
+    if ((uintptr_t)address % 16) stop("%s: address %p is no multiple of 16", what, address);
+}
+
+// A lane reads its row when it comes, so that what another lane writes later is missed, as it may be on a GPU.
+inline const Warp &load_rows(const Operation *operation, const void *row) {
+    Fiber *me = self;
+    check_aligned(row, operation->name);
+    memcpy(me->warp->rows_in[me->lane], row, 16);
+    meet_warp(operation, UINT32_MAX);
+    return *me->warp;
+}
+
+// ----------------------------------------------------------------------------
 // Static shared memory. The variables declared __shared__ are those of the executable's thread-local ones that lie in a function.
 
 struct Piece { ptrdiff_t offset; size_t size; };  // offset: from the variable `self` of the same OS thread
 
-inline std::vector<Piece> read_symbols() {
-    std::vector<Piece> pieces;
+inline std::vector<Piece> shared_variables;
+inline size_t shared_variables_bytes;
+
+inline void find_shared_variables() {
     int file = open("/proc/self/exe", O_RDONLY | O_CLOEXEC);
-    struct stat status;
-    if (file < 0 || fstat(file, &status) != 0) stop("cannot open /proc/self/exe, where the names of __shared__ variables are");
-    char *start = (char *)mmap(NULL, (size_t)status.st_size, PROT_READ, MAP_PRIVATE, file, 0);
+    size_t bytes = (size_t)lseek(file, 0, SEEK_END);
+    char *start = (char *)mmap(NULL, bytes, PROT_READ, MAP_PRIVATE, file, 0);
     if (start == MAP_FAILED) stop("cannot read /proc/self/exe, where the names of __shared__ variables are");
     close(file);
     const Elf64_Ehdr *header = (const Elf64_Ehdr *)start;
@@ -489,24 +621,20 @@ inline std::vector<Piece> read_symbols() {
             if (ELF64_ST_TYPE(symbols[i].st_info) != STT_TLS || symbols[i].st_shndx == SHN_UNDEF) continue;
             const char *name = names + symbols[i].st_name;
             if (strcmp(name, "_ZN11cuda_on_cpu4selfE") == 0) base = (ptrdiff_t)symbols[i].st_value;
-            if (strncmp(name, "_ZZ", 3) == 0) pieces.push_back({(ptrdiff_t)symbols[i].st_value, (size_t)symbols[i].st_size});
+            if (strncmp(name, "_ZZ", 3) != 0) continue;  // not in a function
+            shared_variables.push_back({(ptrdiff_t)symbols[i].st_value, (size_t)symbols[i].st_size});
+            shared_variables_bytes += (size_t)symbols[i].st_size;
         }
     }
     if (base < 0) stop("the program has no symbols, and __shared__ variables cannot be found: link without -s, do not strip it");
-    for (Piece &piece : pieces) piece.offset -= base;
-    munmap(start, (size_t)status.st_size);
-    return pieces;
-}
-
-inline const std::vector<Piece> &static_shared() {
-    static const std::vector<Piece> pieces = read_symbols();
-    return pieces;
+    for (Piece &piece : shared_variables) piece.offset -= base;
+    munmap(start, bytes);
 }
 
 // Blocks that take turns on one worker each find their own.
 inline void exchange_static_shared(Block *block, bool save) {
     unsigned char *kept = block->static_shared.data();
-    for (const Piece &piece : static_shared()) {
+    for (const Piece &piece : shared_variables) {
         char *shared = (char *)&self + piece.offset;
         if (save) memcpy(kept, shared, piece.size);
         else memcpy(shared, kept, piece.size);
@@ -518,32 +646,36 @@ inline void exchange_static_shared(Block *block, bool save) {
 // Workers and launches
 
 inline std::mutex idle_mutex;
-inline Block *idle_blocks;  // with their stacks, kept for later launches
+inline std::vector<Block *> &idle_blocks = *new std::vector<Block *>;  // with their stacks, kept for later launches
 
 inline Block *take_block() {
     std::lock_guard<std::mutex> lock(idle_mutex);
-    Block *block = idle_blocks;
-    if (block) idle_blocks = block->next_idle;
-    return block ? block : new Block();
-}
-
-inline void give_block_back(Block *block) {
-    std::lock_guard<std::mutex> lock(idle_mutex);
-    block->next_idle = idle_blocks;
-    idle_blocks = block;
+    if (idle_blocks.empty()) return new Block();
+    Block *block = idle_blocks.back();
+    idle_blocks.pop_back();
+    return block;
 }
 
 // Blocks start in ascending order but for random places among 16 neighbours: a GPU starts them in ascending order, more or
 // less, and kernels with a block that waits for an earlier one rely on it.
-inline uint64_t block_in_order(const Launch *launch, uint64_t number, uint64_t count) {
-    uint64_t first = number & ~(uint64_t)15, order[16];
-    unsigned size = (unsigned)std::min<uint64_t>(16, count - first);
-    for (unsigned i = 0; i < size; i++) {
-        unsigned j = (unsigned)(mix(mix(seed, launch->number), first + i) % (i + 1));
-        order[i] = order[j];
-        order[j] = first + i;
-    }
+inline uint64_t block_in_order(const Launch *launch, uint64_t number) {
+    uint64_t first = number / 16 * 16, order[16];
+    std::iota(order, order + 16, first);
+    std::minstd_rand random((unsigned)mix(mix(seed, launch->number), first));
+    std::shuffle(order, order + std::min<uint64_t>(16, launch->count - first), random);
     return order[number - first];
+}
+
+// Stacks of one size would have their tops in the same few cache lines of every set, so each starts at another offset.
+inline void make_fiber(Fiber *fiber, unsigned number) {
+    size_t bytes = GUARD_BYTES + STACK_BYTES;
+    char *memory = (char *)mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (memory == MAP_FAILED || mprotect(memory, GUARD_BYTES, PROT_NONE) != 0)
+        stop("no memory for the stack of a thread: smaller blocks or fewer workers (CUDA_ON_CPU_WORKERS) need less");
+    fiber->stack = memory + GUARD_BYTES;
+    fiber->stack_bytes = STACK_BYTES;
+    size_t offset = 64 + number * 1088 % (32 << 10);  // for a debugger, the zeros there end the stack
+    make_context(&fiber->context, memory + GUARD_BYTES, STACK_BYTES - offset, fiber_main);
 }
 
 inline void start_block(Block *block, const Launch *launch, uint64_t number, Fiber *home) {
@@ -572,20 +704,16 @@ inline void start_block(Block *block, const Launch *launch, uint64_t number, Fib
         block->runnable |= 1u << i / LANES;
     }
     block->current = random_bit(block->runnable, random_bits(block));
-    size_t static_bytes = 0;
-    for (const Piece &piece : static_shared()) static_bytes += piece.size;
-    block->static_shared.assign(static_bytes, 0xFF);
-    if (launch->shared_bytes != block->shared_bytes) {  // exactly so many, that AddressSanitizer sees an access past the end
-        free(block->dynamic_shared);
-        block->dynamic_shared = NULL;
-        if (launch->shared_bytes && posix_memalign((void **)&block->dynamic_shared, 1024, launch->shared_bytes) != 0)
-            stop("no memory for %zu bytes of shared memory", launch->shared_bytes);
-        block->shared_bytes = launch->shared_bytes;
-    }
-    if (launch->shared_bytes) memset(block->dynamic_shared, 0xFF, launch->shared_bytes);
+    block->static_shared.assign(shared_variables_bytes, 0xFF);
+    free(block->dynamic_shared);
+    block->dynamic_shared = NULL;
+    if (!launch->shared_bytes) return;  // else exactly so many, that AddressSanitizer sees an access past the end
+    if (posix_memalign((void **)&block->dynamic_shared, 1024, launch->shared_bytes) != 0)
+        stop("no memory for %zu bytes of shared memory", launch->shared_bytes);
+    memset(block->dynamic_shared, 0xFF, launch->shared_bytes);
 }
 
-#ifndef CUDA_ON_CPU_ASAN  // which has such a message itself
+// Handles SIGSEGV: a fiber that came to the guard page below its stack.
 inline void explain_overflow(int number, siginfo_t *info, void *) {
     if (self && (uintptr_t)self->stack - (uintptr_t)info->si_addr <= GUARD_BYTES) {
         static const char text[] = "error: a thread needs more than its 256 KiB of stack (STACK_BYTES in dev/cuda_on_cpu.h)\n";
@@ -593,29 +721,25 @@ inline void explain_overflow(int number, siginfo_t *info, void *) {
     }
     signal(number, SIG_DFL);  // and fault again
 }
-#endif
 
 // Takes blocks until none is left. A block that gives way, for it waits for another, gets company on the same worker after a
 // while; so up to RESIDENT_MAX blocks are under way, as several are on a multiprocessor.
 enum { RESIDENT_MAX = 32 };
 inline void run_blocks(Launch *launch) {
-#ifndef CUDA_ON_CPU_ASAN
     alignas(16) char signal_stack[64 << 10];  // a fiber's own is full when the handler is needed
     stack_t stack = {}, stack_before;
     stack.ss_sp = signal_stack;
     stack.ss_size = sizeof signal_stack;
     sigaltstack(&stack, &stack_before);
-#endif
     Fiber home = {};
     std::vector<Block *> resident;
-    uint64_t count = (uint64_t)launch->grid.x * launch->grid.y * launch->grid.z;
     unsigned gave_way = 0, turn = 0;
     for (;;) {
         if (resident.empty() || (gave_way > 16 * resident.size() && resident.size() < RESIDENT_MAX)) {
             uint64_t number = launch->next_block++;
-            if (number < count) {
+            if (number < launch->count) {
                 resident.push_back(take_block());
-                start_block(resident.back(), launch, block_in_order(launch, number, count), &home);
+                start_block(resident.back(), launch, block_in_order(launch, number), &home);
             } else if (resident.empty()) break;
             gave_way = 0;
         }
@@ -627,111 +751,50 @@ inline void run_blocks(Launch *launch) {
         if (block->alive) {
             exchange_static_shared(block, true);
             gave_way++;
-            sched_yield();
+            std::this_thread::yield();
         } else {
-            give_block_back(block);
+            std::lock_guard<std::mutex> lock(idle_mutex);
+            idle_blocks.push_back(block);
             resident.erase(resident.begin() + (ptrdiff_t)which);
             gave_way = 0;
         }
     }
-#ifndef CUDA_ON_CPU_ASAN
     sigaltstack(&stack_before, NULL);
-#endif
 }
 
-}  // namespace cuda_on_cpu
-
-// ----------------------------------------------------------------------------
-// The runtime: devices, errors, streams, events. All work is done when the call returns.
-
-enum cudaError_t {
-    cudaSuccess = 0, cudaErrorInvalidValue = 1, cudaErrorMemoryAllocation = 2, cudaErrorInvalidConfiguration = 9,
-    cudaErrorInvalidDevice = 101,
-};
-enum cudaMemcpyKind {
-    cudaMemcpyHostToHost, cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice, cudaMemcpyDefault,
-};
-enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8, cudaFuncAttributePreferredSharedMemoryCarveout = 9 };
-enum cudaDeviceAttr {
-    cudaDevAttrMultiProcessorCount = 16, cudaDevAttrComputeCapabilityMajor = 75, cudaDevAttrComputeCapabilityMinor = 76,
-    cudaDevAttrMaxSharedMemoryPerBlockOptin = 97,
-};
-enum { cudaStreamDefault = 0, cudaStreamNonBlocking = 1, cudaEventDefault = 0, cudaEventDisableTiming = 2 };
-typedef struct StreamOnCpu { int unused; } *cudaStream_t;
-typedef struct EventOnCpu { struct timespec time; } *cudaEvent_t;
-
-struct cudaDeviceProp {
-    char name[256];
-    size_t totalGlobalMem, sharedMemPerBlock, sharedMemPerBlockOptin, sharedMemPerMultiprocessor, reservedSharedMemPerBlock;
-    int major, minor, multiProcessorCount, warpSize, maxThreadsPerBlock, maxThreadsPerMultiProcessor, regsPerBlock, l2CacheSize;
-};
-
-namespace cuda_on_cpu {
-
-enum { MULTIPROCESSORS = 16, SHARED_BYTES = 48 << 10, RESERVED_BYTES = 1 << 10 };
+enum { SHARED_BYTES = 48 << 10 };  // without a request for more
 inline __thread cudaError_t last_error;
 inline std::mutex limits_mutex;
-inline std::map<void (*)(), size_t> shared_limits;  // of kernels that asked for more than SHARED_BYTES
+inline std::map<void (*)(), size_t> shared_limits;  // of kernels that asked for more
 
-struct Description { cudaError_t error; const char *name, *text; };
-inline Description describe(cudaError_t error) {
-    static const Description all[] = {
-        {cudaSuccess, "cudaSuccess", "no error"},
-        {cudaErrorInvalidValue, "cudaErrorInvalidValue", "invalid argument"},
-        {cudaErrorMemoryAllocation, "cudaErrorMemoryAllocation", "out of memory"},
-        {cudaErrorInvalidConfiguration, "cudaErrorInvalidConfiguration", "invalid configuration argument"},
-        {cudaErrorInvalidDevice, "cudaErrorInvalidDevice", "invalid device ordinal"},
-    };
-    for (const Description &one : all)
-        if (one.error == error) return one;
-    return {error, "unrecognized error code", "unrecognized error code"};
-}
-inline cudaError_t result(cudaError_t error) {
-    if (error != cudaSuccess) last_error = error;
-    return error;
-}
+inline cudaError_t result(cudaError_t error) { return error == cudaSuccess ? error : last_error = error; }
 inline size_t shared_bytes_optin() { return (size_t)environment("CUDA_ON_CPU_SHARED_KB", 227) << 10; }
 inline size_t memory_bytes() { return (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGESIZE); }
-inline void capability(int *major, int *minor) {
-    const char *given = getenv("CUDA_ON_CPU_CAPABILITY");
-    if (!given || sscanf(given, "%d.%d", major, minor) != 2) *major = 9, *minor = 0;
-}
 
-// All NaN at first, and exactly the size asked for.
-inline cudaError_t new_memory(void **pointer, size_t bytes) {
-    *pointer = NULL;
-    if (!bytes) return cudaSuccess;
-    if (bytes > memory_bytes() || posix_memalign(pointer, 256, bytes) != 0) return result(cudaErrorMemoryAllocation);
-    memset(*pointer, 0xFF, bytes);
-    return cudaSuccess;
-}
-
+// (CUDA C++ Programming Guide, "Technical Specifications per Compute Capability")
 inline cudaError_t launch_error(void (*kernel)(), dim3 grid, dim3 block, size_t shared_bytes) {
-    if (!grid.x || !grid.y || !grid.z || grid.x > INT32_MAX || grid.y > UINT16_MAX || grid.z > UINT16_MAX || !block.x || !block.y ||
-        !block.z || block.x > 1024 || block.y > 1024 || block.z > 64 || (uint64_t)block.x * block.y * block.z > MAX_THREADS)
-        return cudaErrorInvalidConfiguration;
+    bool grid_fits = grid.x - 1 < INT32_MAX && grid.y - 1 < UINT16_MAX && grid.z - 1 < UINT16_MAX;  // 0 - 1 is too large, too
+    bool block_fits = block.x - 1 < 1024 && block.y - 1 < 1024 && block.z - 1 < 64 && block.x * block.y * block.z <= 1024;
+    if (!grid_fits || !block_fits) return cudaErrorInvalidConfiguration;
     std::lock_guard<std::mutex> lock(limits_mutex);
-    auto asked = shared_limits.find(kernel);
-    size_t limit = asked == shared_limits.end() ? (size_t)SHARED_BYTES : std::max((size_t)SHARED_BYTES, asked->second);
+    size_t limit = std::max<size_t>(SHARED_BYTES, shared_limits[kernel]);
     return shared_bytes > std::min(limit, shared_bytes_optin()) ? cudaErrorInvalidValue : cudaSuccess;
 }
 
 inline void run_launch(Launch *launch) {
-    static_shared();
-#ifndef CUDA_ON_CPU_ASAN
+    static std::once_flag found;
+    std::call_once(found, find_shared_variables);
     struct sigaction action;
-    if (sigaction(SIGSEGV, NULL, &action) == 0 && action.sa_handler == SIG_DFL) {
+    if (sigaction(SIGSEGV, NULL, &action) == 0 && action.sa_handler == SIG_DFL) {  // AddressSanitizer has a message of its own
         action.sa_sigaction = explain_overflow;
         action.sa_flags = SA_SIGINFO | SA_ONSTACK;
         sigaction(SIGSEGV, &action, NULL);
     }
-#endif
     static std::atomic<uint64_t> launches;
     launch->number = launches++;
-    uint64_t blocks = (uint64_t)launch->grid.x * launch->grid.y * launch->grid.z;
-    uint64_t workers = std::min<uint64_t>(worker_count ? worker_count : 1, blocks);
+    launch->count = (uint64_t)launch->grid.x * launch->grid.y * launch->grid.z;
     std::vector<std::thread> helpers;  // anew each time, so that a process has them after a fork, too
-    for (uint64_t i = 1; i < workers; i++) helpers.emplace_back(run_blocks, launch);
+    for (uint64_t i = 1; i < std::min<uint64_t>(worker_count, launch->count); i++) helpers.emplace_back(run_blocks, launch);
     run_blocks(launch);
     for (std::thread &helper : helpers) helper.join();
 }
@@ -741,47 +804,44 @@ template <typename... Parameters>
 inline auto launcher(const char *name, void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t) {
     return [=](Parameters... arguments) {
         if (result(launch_error((void (*)())kernel, grid, block, shared_bytes)) != cudaSuccess) return;
-        Launch launch = {name, grid, block, shared_bytes, [&] { kernel(arguments...); }, 0, {0}};
+        Launch launch = {name, grid, block, shared_bytes, [&] { kernel(arguments...); }, 0, 0, {0}};
         run_launch(&launch);
     };
 }
 
 }  // namespace cuda_on_cpu
 
-static inline const char *cudaGetErrorName(cudaError_t error) { return cuda_on_cpu::describe(error).name; }
-static inline const char *cudaGetErrorString(cudaError_t error) { return cuda_on_cpu::describe(error).text; }
-static inline cudaError_t cudaPeekAtLastError(void) { return cuda_on_cpu::last_error; }
-static inline cudaError_t cudaGetLastError(void) { return std::exchange(cuda_on_cpu::last_error, cudaSuccess); }
+// ----------------------------------------------------------------------------
+// The runtime: devices, errors, streams, events. All work is done when a call returns. ("CUDA Runtime API")
 
-static inline cudaError_t cudaGetDeviceCount(int *count) { return *count = 1, cudaSuccess; }
-static inline cudaError_t cudaGetDevice(int *device) { return *device = 0, cudaSuccess; }
-static inline cudaError_t cudaSetDevice(int device) { return cuda_on_cpu::result(device ? cudaErrorInvalidDevice : cudaSuccess); }
-static inline cudaError_t cudaDeviceSynchronize(void) { return cudaSuccess; }
-static inline cudaError_t cudaDriverGetVersion(int *version) { return *version = 12000, cudaSuccess; }
-static inline cudaError_t cudaRuntimeGetVersion(int *version) { return *version = 12000, cudaSuccess; }
-
-static inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp *properties, int device) {
-    using namespace cuda_on_cpu;
-    if (device != 0) return result(cudaErrorInvalidDevice);
-    *properties = {};
-    snprintf(properties->name, sizeof properties->name, "CPU, emulating a GPU");
-    properties->totalGlobalMem = memory_bytes();
-    properties->sharedMemPerBlock = SHARED_BYTES;
-    properties->sharedMemPerBlockOptin = shared_bytes_optin();
-    properties->sharedMemPerMultiprocessor = shared_bytes_optin() + RESERVED_BYTES;
-    properties->reservedSharedMemPerBlock = RESERVED_BYTES;
-    capability(&properties->major, &properties->minor);
-    properties->multiProcessorCount = MULTIPROCESSORS;
-    properties->warpSize = LANES;
-    properties->maxThreadsPerBlock = MAX_THREADS;
-    properties->maxThreadsPerMultiProcessor = 2048;
-    properties->regsPerBlock = 65536;
-    properties->l2CacheSize = 32 << 20;
-    return cudaSuccess;
+inline cudaError_t cudaGetLastError(void) { return std::exchange(cuda_on_cpu::last_error, cudaSuccess); }
+inline const char *cudaGetErrorString(cudaError_t error) {
+    switch (error) {
+    case cudaSuccess: return "no error";
+    case cudaErrorInvalidValue: return "invalid argument";
+    case cudaErrorMemoryAllocation: return "out of memory";
+    case cudaErrorInvalidConfiguration: return "invalid configuration argument";
+    case cudaErrorInvalidDevice: return "invalid device ordinal";
+    }
+    return "unrecognized error code";
 }
-static inline cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int device) {
+
+inline cudaError_t cudaGetDeviceCount(int *count) { return *count = 1, cudaSuccess; }
+inline cudaError_t cudaGetDevice(int *device) { return *device = 0, cudaSuccess; }
+inline cudaError_t cudaSetDevice(int device) { return cuda_on_cpu::result(device ? cudaErrorInvalidDevice : cudaSuccess); }
+inline cudaError_t cudaDeviceSynchronize(void) { return cudaSuccess; }
+
+inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp *properties, int device) {
+    size_t shared = cuda_on_cpu::shared_bytes_optin();
+    *properties = {"CPU, emulating a GPU", cuda_on_cpu::memory_bytes(), cuda_on_cpu::SHARED_BYTES, shared, shared + 1024,
+                   9, 0, 16, warpSize, cuda_on_cpu::MAX_THREADS, 2048, 32 << 20};
+    const char *capability = getenv("CUDA_ON_CPU_CAPABILITY");
+    if (capability) sscanf(capability, "%d.%d", &properties->major, &properties->minor);
+    return cudaSetDevice(device);
+}
+inline cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int device) {
     cudaDeviceProp properties;
-    if (cudaGetDeviceProperties(&properties, device) != cudaSuccess) return cudaErrorInvalidDevice;
+    cudaError_t error = cudaGetDeviceProperties(&properties, device);
     switch (attribute) {
     case cudaDevAttrMultiProcessorCount: *value = properties.multiProcessorCount; break;
     case cudaDevAttrComputeCapabilityMajor: *value = properties.major; break;
@@ -789,353 +849,125 @@ static inline cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attr
     case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = (int)properties.sharedMemPerBlockOptin; break;
     default: return cuda_on_cpu::result(cudaErrorInvalidValue);
     }
-    return cudaSuccess;
+    return error;
 }
 
 template <typename... Parameters>
-static inline cudaError_t cudaFuncSetAttribute(void (*kernel)(Parameters...), cudaFuncAttribute attribute, int value) {
-    using namespace cuda_on_cpu;
-    if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize) return cudaSuccess;
-    if (value < 0 || (size_t)value > shared_bytes_optin()) return result(cudaErrorInvalidValue);
-    std::lock_guard<std::mutex> lock(limits_mutex);
-    shared_limits[(void (*)())kernel] = (size_t)value;
+inline cudaError_t cudaFuncSetAttribute(void (*kernel)(Parameters...), cudaFuncAttribute, int value) {
+    if (value < 0 || (size_t)value > cuda_on_cpu::shared_bytes_optin()) return cuda_on_cpu::result(cudaErrorInvalidValue);
+    std::lock_guard<std::mutex> lock(cuda_on_cpu::limits_mutex);
+    cuda_on_cpu::shared_limits[(void (*)())kernel] = (size_t)value;
     return cudaSuccess;
 }
 
-template <typename T> static inline cudaError_t cudaMalloc(T **to, size_t bytes) {
-    return cuda_on_cpu::new_memory((void **)to, bytes);
+inline cudaError_t cudaMemset(void *to, int byte, size_t bytes) { return std::fill_n((char *)to, bytes, (char)byte), cudaSuccess; }
+inline cudaError_t cudaMemsetAsync(void *to, int byte, size_t bytes, cudaStream_t = NULL) { return cudaMemset(to, byte, bytes); }
+inline cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, cudaMemcpyKind) {
+    return std::copy_n((const char *)from, bytes, (char *)to), cudaSuccess;
 }
-template <typename T> static inline cudaError_t cudaMallocHost(T **to, size_t bytes) { return cudaMalloc(to, bytes); }
-static inline cudaError_t cudaFree(void *pointer) { return free(pointer), cudaSuccess; }
-static inline cudaError_t cudaFreeHost(void *pointer) { return free(pointer), cudaSuccess; }
-static inline cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total) {
-    *free_bytes = *total = cuda_on_cpu::memory_bytes();
-    return cudaSuccess;
-}
-
-static inline cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, cudaMemcpyKind) {
-    if (bytes) memmove(to, from, bytes);
-    return cudaSuccess;
-}
-static inline cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind kind, cudaStream_t = NULL) {
+inline cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind kind, cudaStream_t = NULL) {
     return cudaMemcpy(to, from, bytes, kind);
 }
-static inline cudaError_t cudaMemset(void *to, int value, size_t bytes) {
-    if (bytes) memset(to, value, bytes);
-    return cudaSuccess;
-}
-static inline cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, cudaStream_t = NULL) {
-    return cudaMemset(to, value, bytes);
-}
 
-static inline cudaError_t cudaStreamCreate(cudaStream_t *stream) { return *stream = new StreamOnCpu(), cudaSuccess; }
-static inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned) { return cudaStreamCreate(stream); }
-static inline cudaError_t cudaStreamDestroy(cudaStream_t stream) { return delete stream, cudaSuccess; }
-static inline cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
-static inline cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned = 0) { return cudaSuccess; }
-
-static inline cudaError_t cudaEventCreate(cudaEvent_t *event) { return *event = new EventOnCpu(), cudaSuccess; }
-static inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned) { return cudaEventCreate(event); }
-static inline cudaError_t cudaEventDestroy(cudaEvent_t event) { return delete event, cudaSuccess; }
-static inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t = NULL) {
-    clock_gettime(CLOCK_MONOTONIC, &event->time);
-    return cudaSuccess;
+// All NaN at first, and exactly the size asked for.
+template <typename T> inline cudaError_t cudaMalloc(T **to, size_t bytes) {
+    *to = NULL;
+    if (bytes > cuda_on_cpu::memory_bytes() || (bytes && posix_memalign((void **)to, 256, bytes) != 0))
+        return cuda_on_cpu::result(cudaErrorMemoryAllocation);
+    return cudaMemset(*to, 0xFF, bytes);
 }
-static inline cudaError_t cudaEventSynchronize(cudaEvent_t) { return cudaSuccess; }
-static inline cudaError_t cudaEventQuery(cudaEvent_t) { return cudaSuccess; }
-static inline cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t start, cudaEvent_t end) {
-    *milliseconds = (float)((double)(end->time.tv_sec - start->time.tv_sec) * 1e3 +
-                            (double)(end->time.tv_nsec - start->time.tv_nsec) * 1e-6);
-    return cudaSuccess;
+template <typename T> inline cudaError_t cudaMallocHost(T **to, size_t bytes) { return cudaMalloc(to, bytes); }
+inline cudaError_t cudaFree(void *pointer) { return free(pointer), cudaSuccess; }
+inline cudaError_t cudaFreeHost(void *pointer) { return free(pointer), cudaSuccess; }
+inline cudaError_t cudaMemGetInfo(size_t *left, size_t *all) { return *left = *all = cuda_on_cpu::memory_bytes(), cudaSuccess; }
+
+inline cudaError_t cudaStreamCreate(cudaStream_t *stream) { return *stream = new StreamOnCpu(), cudaSuccess; }
+inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned) { return cudaStreamCreate(stream); }
+inline cudaError_t cudaStreamDestroy(cudaStream_t stream) { return delete stream, cudaSuccess; }
+inline cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
+inline cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned = 0) { return cudaSuccess; }
+
+inline cudaError_t cudaEventCreate(cudaEvent_t *event) { return *event = new EventOnCpu(), cudaSuccess; }
+inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned) { return cudaEventCreate(event); }
+inline cudaError_t cudaEventDestroy(cudaEvent_t event) { return delete event, cudaSuccess; }
+inline cudaError_t cudaEventSynchronize(cudaEvent_t) { return cudaSuccess; }
+inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t = NULL) {
+    return event->time = std::chrono::steady_clock::now(), cudaSuccess;
+}
+inline cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t start, cudaEvent_t end) {
+    return *milliseconds = std::chrono::duration<float, std::milli>(end->time - start->time).count(), cudaSuccess;
 }
 
 // ----------------------------------------------------------------------------
-// Barriers, votes, shuffles
+// Barriers, votes, shuffles, atomics. ("C++ Language Extensions" in the CUDA C++ Programming Guide)
 
-namespace cuda_on_cpu {
-
-inline const Operation SYNCTHREADS = {"__syncthreads", NULL}, SYNCTHREADS_OR = {"__syncthreads_or", NULL},
-                       SYNCTHREADS_AND = {"__syncthreads_and", NULL}, SYNCTHREADS_COUNT = {"__syncthreads_count", NULL};
-
-inline void work_nothing(Warp &, uint32_t) {}
-inline void work_ballot(Warp &warp, uint32_t group) {
-    uint32_t ballot = 0;
-    for (unsigned i = 0; i < LANES; i++) ballot |= (uint32_t)(warp.in[i] != 0) << i;
-    for (unsigned i = 0; i < LANES; i++)
-        if (group >> i & 1) warp.out[i] = (uint64_t)group << 32 | (ballot & group);
-}
-// `out` is apart, because a lane may come to its next operation before others have read the results of this one. Lanes outside
-// of the group may be about to read theirs.
-inline void work_shuffle(Warp &warp, uint32_t group) {
-    if (group == UINT32_MAX) memcpy(warp.out, warp.in, sizeof warp.out);
-    else {
-        for (unsigned i = 0; i < LANES; i++)
-            if (group >> i & 1) warp.out[i] = warp.in[i];
-    }
-}
-inline const Operation SYNCWARP = {"__syncwarp", work_nothing}, ANY = {"__any_sync", work_ballot},
-                       ALL = {"__all_sync", work_ballot}, BALLOT = {"__ballot_sync", work_ballot},
-                       SHFL = {"__shfl_sync", work_shuffle}, SHFL_UP = {"__shfl_up_sync", work_shuffle},
-                       SHFL_DOWN = {"__shfl_down_sync", work_shuffle}, SHFL_XOR = {"__shfl_xor_sync", work_shuffle};
-
-inline uint64_t vote(const Operation *operation, uint32_t mask, int predicate) {
-    Fiber *me = self;
-    me->warp->in[me->lane] = predicate != 0;
-    meet_warp(operation, mask);
-    return me->warp->out[me->lane];
-}
-
-// What a lane outside of the mask has is undefined: all bits 1.
-template <typename T> inline T shuffle(const Operation *operation, uint32_t mask, T value, unsigned source) {
-    static_assert((sizeof value == 4 || sizeof value == 8) && std::is_trivially_copyable<T>::value, "shuffles move 4 or 8 bytes");
-    Fiber *me = self;
-    memcpy(&me->warp->in[me->lane], &value, sizeof value);
-    meet_warp(operation, mask);
-    if (mask >> source & 1) memcpy(&value, &me->warp->out[source], sizeof value);
-    else memset(&value, 0xFF, sizeof value);
-    return value;
-}
-
-}  // namespace cuda_on_cpu
-
-static inline void __syncthreads(void) { cuda_on_cpu::meet_block(&cuda_on_cpu::SYNCTHREADS, 0); }
-static inline int __syncthreads_or(int predicate) {
-    return cuda_on_cpu::meet_block(&cuda_on_cpu::SYNCTHREADS_OR, predicate)->last_votes != 0;
-}
-static inline int __syncthreads_and(int predicate) {
-    const cuda_on_cpu::Block *block = cuda_on_cpu::meet_block(&cuda_on_cpu::SYNCTHREADS_AND, predicate);
-    return block->last_votes == block->last_count;
-}
-static inline int __syncthreads_count(int predicate) {
-    return (int)cuda_on_cpu::meet_block(&cuda_on_cpu::SYNCTHREADS_COUNT, predicate)->last_votes;
-}
-static inline void __syncwarp(unsigned mask = 0xFFFFFFFF) { cuda_on_cpu::meet_warp(&cuda_on_cpu::SYNCWARP, mask); }
-static inline int __any_sync(unsigned mask, int predicate) {
-    return (uint32_t)cuda_on_cpu::vote(&cuda_on_cpu::ANY, mask, predicate) != 0;
-}
-static inline int __all_sync(unsigned mask, int predicate) {
-    uint64_t vote = cuda_on_cpu::vote(&cuda_on_cpu::ALL, mask, predicate);
-    return (uint32_t)vote == vote >> 32;
-}
-static inline unsigned __ballot_sync(unsigned mask, int predicate) {
-    return (unsigned)cuda_on_cpu::vote(&cuda_on_cpu::BALLOT, mask, predicate);
-}
+inline void __syncthreads(void) { cuda_on_cpu::meet_block(&cuda_on_cpu::SYNCTHREADS, false); }
+inline int __syncthreads_or(int yes) { return cuda_on_cpu::meet_block(&cuda_on_cpu::SYNCTHREADS_OR, yes) != 0; }
+inline int __syncthreads_and(int yes) { return cuda_on_cpu::meet_block(&cuda_on_cpu::SYNCTHREADS_AND, !yes) == 0; }
+inline int __syncthreads_count(int yes) { return (int)cuda_on_cpu::meet_block(&cuda_on_cpu::SYNCTHREADS_COUNT, yes); }
+inline void __syncwarp(unsigned mask = 0xFFFFFFFF) { cuda_on_cpu::meet_warp(&cuda_on_cpu::SYNCWARP, mask); }
+inline int __any_sync(unsigned mask, int yes) { return cuda_on_cpu::vote(&cuda_on_cpu::ANY, mask, yes) != 0; }
+inline int __all_sync(unsigned mask, int yes) { return cuda_on_cpu::vote(&cuda_on_cpu::ALL, mask, !yes) == 0; }
+inline unsigned __ballot_sync(unsigned mask, int yes) { return cuda_on_cpu::vote(&cuda_on_cpu::BALLOT, mask, yes); }
 
 // A warp falls into segments of `width` lanes, a power of 2. A source outside of the segment is the lane itself.
-template <typename T> static inline T __shfl_sync(unsigned mask, T value, int source, int width = warpSize) {
-    unsigned lane = cuda_on_cpu::self->lane, segment = lane & ~(unsigned)(width - 1);
-    return cuda_on_cpu::shuffle(&cuda_on_cpu::SHFL, mask, value, segment | ((unsigned)source & (unsigned)(width - 1)));
+template <typename T> inline T __shfl_sync(unsigned mask, T value, int source, int width = warpSize) {
+    unsigned in_segment = (unsigned)(width - 1), segment = cuda_on_cpu::self->lane & ~in_segment;
+    return cuda_on_cpu::shuffle(&cuda_on_cpu::SHFL, mask, value, segment | ((unsigned)source & in_segment));
 }
-template <typename T> static inline T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = warpSize) {
+template <typename T> inline T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = warpSize) {
     unsigned lane = cuda_on_cpu::self->lane, place = lane & (unsigned)(width - 1);
     return cuda_on_cpu::shuffle(&cuda_on_cpu::SHFL_UP, mask, value, delta <= place ? lane - delta : lane);
 }
-template <typename T> static inline T __shfl_down_sync(unsigned mask, T value, unsigned delta, int width = warpSize) {
+template <typename T> inline T __shfl_down_sync(unsigned mask, T value, unsigned delta, int width = warpSize) {
     unsigned lane = cuda_on_cpu::self->lane, place = lane & (unsigned)(width - 1);
     return cuda_on_cpu::shuffle(&cuda_on_cpu::SHFL_DOWN, mask, value, place + delta < (unsigned)width ? lane + delta : lane);
 }
-template <typename T> static inline T __shfl_xor_sync(unsigned mask, T value, int bits, int width = warpSize) {
+template <typename T> inline T __shfl_xor_sync(unsigned mask, T value, int bits, int width = warpSize) {
     unsigned lane = cuda_on_cpu::self->lane, source = lane ^ (unsigned)bits, end = (lane | (unsigned)(width - 1)) + 1;
     return cuda_on_cpu::shuffle(&cuda_on_cpu::SHFL_XOR, mask, value, source < end ? source : lane);
 }
 
-static inline void __nanosleep(unsigned) { if (cuda_on_cpu::self) cuda_on_cpu::give_way(cuda_on_cpu::self); }
-static inline void __threadfence_block(void) { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
-static inline void __threadfence(void) { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
-
-// ----------------------------------------------------------------------------
-// Atomics
-
-namespace cuda_on_cpu {
-
-// Now and then others run in between, so that two atomics that should be one show, and a loop that waits by atomics ends.
-inline void maybe_give_way() {
-    if (self && random_bits(self->block) % 16 == 0) give_way(self);
-}
-
-template <typename T, typename Function> inline T atomic_update(T *address, Function function) {
-    maybe_give_way();
-    T before, after;
-    __atomic_load(address, &before, __ATOMIC_SEQ_CST);
-    do after = function(before);
-    while (!__atomic_compare_exchange(address, &before, &after, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST));
-    return before;
-}
-
-}  // namespace cuda_on_cpu
+inline void __nanosleep(unsigned) { if (cuda_on_cpu::self) cuda_on_cpu::give_way(cuda_on_cpu::self); }
+inline void __threadfence(void) { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 
 // common_type is T itself, and leaves it to the pointer to say what T is.
-#define ATOMIC(name, expression)                                                                       \
-    template <typename T> static inline T name(T *address, typename std::common_type<T>::type value) { \
-        return cuda_on_cpu::atomic_update(address, [=](T before) -> T { return expression; });         \
+#define ATOMIC(name, expression)                                                                \
+    template <typename T> inline T name(T *address, typename std::common_type<T>::type value) { \
+        return cuda_on_cpu::atomic_update(address, [=](T before) -> T { return expression; });  \
     }
 ATOMIC(atomicAdd, before + value)
-ATOMIC(atomicSub, before - value)
 ATOMIC(atomicMax, before < value ? value : before)
 ATOMIC(atomicMin, value < before ? value : before)
-ATOMIC(atomicAnd, before & value)
-ATOMIC(atomicOr, before | value)
-ATOMIC(atomicXor, before ^ value)
 ATOMIC(atomicExch, ((void)before, value))
 #undef ATOMIC
 template <typename T>
-static inline T atomicCAS(T *address, typename std::common_type<T>::type expected, typename std::common_type<T>::type value) {
+inline T atomicCAS(T *address, typename std::common_type<T>::type expected, typename std::common_type<T>::type value) {
     cuda_on_cpu::maybe_give_way();
     __atomic_compare_exchange(address, &expected, &value, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
     return expected;
 }
 
 // ----------------------------------------------------------------------------
-// Numbers
+// What gpt/cuda.cuh has in PTX, where the layouts are described. (PTX ISA: "ldmatrix", "mma", "cp.async")
 
-static inline unsigned __float_as_uint(float x) { unsigned bits; memcpy(&bits, &x, sizeof bits); return bits; }
-static inline int __float_as_int(float x) { int bits; memcpy(&bits, &x, sizeof bits); return bits; }
-static inline float __uint_as_float(unsigned bits) { float x; memcpy(&x, &bits, sizeof x); return x; }
-static inline float __int_as_float(int bits) { float x; memcpy(&x, &bits, sizeof x); return x; }
-static inline int __clz(int x) { return x ? __builtin_clz((unsigned)x) : 32; }
-static inline int __popc(unsigned x) { return __builtin_popcount(x); }
-static inline int __ffs(int x) { return __builtin_ffs(x); }
-
-// As CUDA has them for mixed types; a NaN gives way to a number.
-template <typename A, typename B> static inline typename std::common_type<A, B>::type min(A a, B b) {
-    typedef typename std::common_type<A, B>::type T;
-    if constexpr (std::is_floating_point<T>::value) return std::fmin((T)a, (T)b);
-    else return (T)b < (T)a ? (T)b : (T)a;
+inline void ldmatrix_x4(uint32_t (&r)[4], const void *row) {
+    const cuda_on_cpu::Warp &warp = cuda_on_cpu::load_rows(&cuda_on_cpu::LDMATRIX, row);
+    unsigned lane = cuda_on_cpu::self->lane, g = lane / 4, t = lane % 4;
+    for (unsigned m = 0; m < 4; m++) memcpy(&r[m], &warp.rows[8 * m + g][2 * t], 4);
 }
-template <typename A, typename B> static inline typename std::common_type<A, B>::type max(A a, B b) {
-    typedef typename std::common_type<A, B>::type T;
-    if constexpr (std::is_floating_point<T>::value) return std::fmax((T)a, (T)b);
-    else return (T)a < (T)b ? (T)b : (T)a;
+inline void ldmatrix_x4_trans(uint32_t (&r)[4], const void *row) {
+    const cuda_on_cpu::Warp &warp = cuda_on_cpu::load_rows(&cuda_on_cpu::LDMATRIX_TRANS, row);
+    unsigned lane = cuda_on_cpu::self->lane, g = lane / 4, t = lane % 4;
+    for (unsigned m = 0; m < 4; m++) r[m] = warp.rows[8 * m + 2 * t][g] | (uint32_t)warp.rows[8 * m + 2 * t + 1][g] << 16;
 }
 
-// Macros, because libm's headers declare some of these names for themselves. They are more precise than a GPU's.
-#define __expf(x) expf(x)
-#define __logf(x) logf(x)
-#define rsqrtf(x) (1.0f / sqrtf(x))
-static inline float __fdividef(float x, float y) { return x / y; }
-
-// 2^x; results below 2^-126 become 0. ("ex2")
-static inline float exp2_approx(float x) {
-    float y = exp2f(x);
-    return y < 0x1p-126f ? 0 : y;
-}
-
-// Loads and stores with a hint to the caches
-template <typename T> static inline T __ldg(const T *address) { return *address; }
-template <typename T> static inline T __ldcg(const T *address) { return *address; }
-template <typename T> static inline T __ldcs(const T *address) { return *address; }
-template <typename T> static inline void __stcg(T *address, T value) { *address = value; }
-template <typename T> static inline void __stcs(T *address, T value) { *address = value; }
-
-// ----------------------------------------------------------------------------
-// bf16: the upper half of a float
-
-struct __align__(2) __nv_bfloat16 {
-    unsigned short bits;
-
-    __nv_bfloat16() = default;
-    explicit __nv_bfloat16(float x) {  // to nearest, ties to even; NaN stays NaN
-        uint32_t all = __float_as_uint(x);
-        bits = (unsigned short)(x != x ? 0x7FFF : (all + 0x7FFF + (all >> 16 & 1)) >> 16);
-    }
-    operator float() const { return __uint_as_float((uint32_t)bits << 16); }
-};
-struct __align__(4) __nv_bfloat162 { __nv_bfloat16 x, y; };
-
-static inline __nv_bfloat16 __float2bfloat16(float x) { return __nv_bfloat16(x); }
-static inline __nv_bfloat16 __float2bfloat16_rn(float x) { return __nv_bfloat16(x); }
-static inline float __bfloat162float(__nv_bfloat16 x) { return x; }
-static inline __nv_bfloat162 __floats2bfloat162_rn(float low, float high) { return {__nv_bfloat16(low), __nv_bfloat16(high)}; }
-static inline __nv_bfloat162 __float22bfloat162_rn(float2 pair) { return __floats2bfloat162_rn(pair.x, pair.y); }
-static inline __nv_bfloat162 __float2bfloat162_rn(float x) { return __floats2bfloat162_rn(x, x); }
-static inline __nv_bfloat162 __halves2bfloat162(__nv_bfloat16 low, __nv_bfloat16 high) { return {low, high}; }
-static inline float2 __bfloat1622float2(__nv_bfloat162 pair) { return {pair.x, pair.y}; }
-static inline float __low2float(__nv_bfloat162 pair) { return pair.x; }
-static inline float __high2float(__nv_bfloat162 pair) { return pair.y; }
-static inline unsigned short __bfloat16_as_ushort(__nv_bfloat16 x) { return x.bits; }
-static inline __nv_bfloat16 __ushort_as_bfloat16(unsigned short bits) { __nv_bfloat16 x; x.bits = bits; return x; }
-
-// CUDA rounds what it computes of two bf16 to bf16; by way of float, as here, it is rounded the same.
-static inline __nv_bfloat16 operator+(__nv_bfloat16 a, __nv_bfloat16 b) { return __nv_bfloat16((float)a + (float)b); }
-static inline __nv_bfloat16 operator-(__nv_bfloat16 a, __nv_bfloat16 b) { return __nv_bfloat16((float)a - (float)b); }
-static inline __nv_bfloat16 operator*(__nv_bfloat16 a, __nv_bfloat16 b) { return __nv_bfloat16((float)a * (float)b); }
-static inline __nv_bfloat16 operator/(__nv_bfloat16 a, __nv_bfloat16 b) { return __nv_bfloat16((float)a / (float)b); }
-
-// ----------------------------------------------------------------------------
-// What gpt/cuda.cuh has in PTX; the layouts are described there
-
-namespace cuda_on_cpu {
-
-inline void check_aligned(const void *address, const char *what) {
-    if ((uintptr_t)address % 16) stop("%s: address %p is no multiple of 16", what, address);
-}
-
-inline void check_whole_warp(uint32_t group, const char *what) {
-    if (group != UINT32_MAX) stop("%s by lanes 0x%08x only: it needs the whole warp", what, group);
-}
-
-inline void work_ldmatrix(Warp &warp, uint32_t group) {
-    check_whole_warp(group, "ldmatrix");
-    memcpy(warp.rows, warp.rows_in, sizeof warp.rows);
-}
-
-inline void work_mma(Warp &warp, uint32_t group) {
-    typedef float Float8 __attribute__((vector_size(32)));  // 8 columns
-    check_whole_warp(group, "mma");
-    float a[16][16];
-    Float8 b[16];
-    for (int quarter = 0; quarter < 4; quarter++)
-        for (int m = 0; m < 8; m++)
-            for (int k = 0; k < 8; k++)
-                a[m + quarter % 2 * 8][k + quarter / 2 * 8] = __uint_as_float((uint32_t)warp.a[quarter][m][k] << 16);
-    for (int half = 0; half < 2; half++)
-        for (int n = 0; n < 8; n++)
-            for (int k = 0; k < 8; k++) b[k + half * 8][n] = __uint_as_float((uint32_t)warp.b[half][n][k] << 16);
-    for (int m = 0; m < 16; m++) {
-        Float8 sum = {}, d;
-        for (int k = 0; k < 16; k++) sum += a[m][k] * b[k];
-        memcpy(&d, warp.d[m], sizeof d);
-        d += sum;
-        memcpy(warp.d[m], &d, sizeof d);
-    }
-}
-
-inline const Operation LDMATRIX = {"ldmatrix", work_ldmatrix}, LDMATRIX_TRANS = {"ldmatrix.trans", work_ldmatrix},
-                       MMA = {"mma", work_mma};
-
-// A lane reads its row when it comes, so that what another lane writes later is missed, as it may be on a GPU.
-inline const uint32_t (*load_rows(const Operation *operation, const void *row))[4] {
-    Fiber *me = self;
-    check_aligned(row, operation->name);
-    memcpy(me->warp->rows_in[me->lane], row, 16);
-    meet_warp(operation, UINT32_MAX);
-    return me->warp->rows;
-}
-
-}  // namespace cuda_on_cpu
-
-static inline void ldmatrix_x4(uint32_t (&r)[4], const void *row) {
-    const uint32_t(*rows)[4] = cuda_on_cpu::load_rows(&cuda_on_cpu::LDMATRIX, row);
-    unsigned lane = cuda_on_cpu::self->lane;
-    for (unsigned m = 0; m < 4; m++) r[m] = rows[8 * m + lane / 4][lane % 4];
-}
-
-static inline void ldmatrix_x4_trans(uint32_t (&r)[4], const void *row) {
-    const uint32_t(*rows)[4] = cuda_on_cpu::load_rows(&cuda_on_cpu::LDMATRIX_TRANS, row);
-    unsigned lane = cuda_on_cpu::self->lane, column = lane / 4, shift = column % 2 * 16;
-    for (unsigned m = 0; m < 4; m++) {
-        uint32_t low = rows[8 * m + 2 * (lane % 4)][column / 2] >> shift & 0xFFFF;
-        uint32_t high = rows[8 * m + 2 * (lane % 4) + 1][column / 2] >> shift & 0xFFFF;
-        r[m] = low | high << 16;
-    }
-}
-
-static inline void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+inline void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
     cuda_on_cpu::Warp &warp = *cuda_on_cpu::self->warp;
     unsigned lane = cuda_on_cpu::self->lane, g = lane / 4, t = lane % 4;
-    for (unsigned quarter = 0; quarter < 4; quarter++) memcpy(&warp.a[quarter][g][2 * t], &a[quarter], 4);
-    memcpy(&warp.b[0][g][2 * t], &b0, 4);
-    memcpy(&warp.b[1][g][2 * t], &b1, 4);
+    for (unsigned i = 0; i < 4; i++) memcpy(&warp.a[g + i % 2 * 8][2 * t + i / 2 * 8], &a[i], 4);
+    memcpy(&warp.b[g][2 * t], &b0, 4);
+    memcpy(&warp.b[g][2 * t + 8], &b1, 4);
     memcpy(&warp.d[g][2 * t], &d[0], 8);
     memcpy(&warp.d[g + 8][2 * t], &d[2], 8);
     cuda_on_cpu::meet_warp(&cuda_on_cpu::MMA, UINT32_MAX);
@@ -1144,7 +976,7 @@ static inline void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], uint32_t 
 }
 
 // From its start on, what the copy overwrites is lost; what it brings is there after the wait, and never without.
-static inline void cp_async_16(void *to, const void *from, bool valid) {
+inline void cp_async_16(void *to, const void *from, bool valid) {
     cuda_on_cpu::check_aligned(to, "cp.async to");
     cuda_on_cpu::check_aligned(from, "cp.async from");
     (void)*(const volatile char *)from;  // must be readable even if not valid
@@ -1152,8 +984,8 @@ static inline void cp_async_16(void *to, const void *from, bool valid) {
     cuda_on_cpu::Fiber *me = cuda_on_cpu::self;
     me->copies.push_back({to, from, valid, me->groups});
 }
-static inline void cp_async_commit(void) { cuda_on_cpu::self->groups++; }
-template <int N> static inline void cp_async_wait(void) {
+inline void cp_async_commit(void) { cuda_on_cpu::self->groups++; }
+template <int N> inline void cp_async_wait(void) {
     cuda_on_cpu::Fiber *me = cuda_on_cpu::self;
     size_t done = 0;
     for (; done < me->copies.size() && me->copies[done].group + N < me->groups; done++) {

@@ -9,8 +9,8 @@
 // row once from device memory. But S, P, dP and dS have T² elements a head. The whole square is computed, also when causal, where the
 // softmax masks it. Sizes of tiles: 128 x 64 of the result a block, 32 rows a warp, 64 of the inner dimension at a time.
 //
-// Device memory, bytes a head: forward 12 T² (S, in fp32, and P, in bf16, each written and read), backward 18 T² (dP written and read,
-// dS written and read twice, P read twice), where Q, K, V, O and their gradients have only 16 T HS. Workspace: 8 T². FLOPs: forward
+// Device memory, bytes a head: forward 12 T² (S, in fp32, and P, in bf16, each written and read; 10 T² when causal, as softmax reads half
+// of S only), backward 18 T² (dP written and read, dS written and read twice, P read twice), where Q, K, V, O and their gradients have only 16 T HS. Workspace: 8 T². FLOPs: forward
 // 4 T² HS, backward 8 T² HS.
 
 #include "tile.cuh"

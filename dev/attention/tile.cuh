@@ -18,7 +18,8 @@
 static __device__ __forceinline__ int lane_id(void) { return threadIdx.x % 32; }
 static __device__ __forceinline__ int warp_id(void) { return threadIdx.x / 32; }
 
-// By how much the chunks of a row are moved. A row of 64 bytes shares a line of 128 with its neighbour.
+// What the chunks of a row are xored with. A row of 64 bytes shares a line of 128 with its neighbour; a row of 256 bytes is two lines, in
+// each of which its chunks change places like those of a row of 128.
 template <int COLS> static __device__ __forceinline__ int swizzle(int row) {
     constexpr int CHUNKS = COLS / 8;
     return CHUNKS >= 8 ? row % 8 : row / (8 / CHUNKS) % CHUNKS;
@@ -41,7 +42,8 @@ static __device__ __forceinline__ void load_tile(bf16 *tile, const bf16 *matrix,
 }
 
 // The 16 x 16 block of a tile at (row, col), both multiples of 16, is read as four 8 x 8 matrices, in one of two orders: DOWN, where the
-// second is below the first, or ACROSS, where it is to its right. This is the address that a lane gives to ldmatrix for it.
+// second is below the first, or ACROSS, where it is to its right. This is the address that a lane gives to ldmatrix for it. Its chunk is
+// col / 8 + right; col / 8 being even, the sum is an xor, too, and all that depends on the lane is the same for every block.
 enum Order { DOWN, ACROSS };
 template <int COLS, Order ORDER> static __device__ __forceinline__ const bf16 *lane_address(const bf16 *tile, int row, int col) {
     const int lane = lane_id(), below = ORDER == DOWN ? lane / 8 % 2 : lane / 16, right = ORDER == DOWN ? lane / 16 : lane / 8 % 2;

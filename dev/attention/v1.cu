@@ -136,7 +136,7 @@ static __global__ __launch_bounds__(Tiles<HS>::THREADS, 2) void attention_forwar
                     if (lane_id() % 4 == 0) maxima[warp_id() * ROWS + 16 * m + 8 * half + lane_id() / 4] = maximum;
                 }
             }
-            __syncthreads();
+            __syncthreads();  // the maxima of all warps are there
 #pragma unroll
             for (int m = 0; m < M; m++) {
 #pragma unroll
@@ -161,9 +161,10 @@ static __global__ __launch_bounds__(Tiles<HS>::THREADS, 2) void attention_forwar
             float part[M][HS / 8][4] = {};
             product_ab<HS>(part, s, v_tile, warp_id() * OWN);
             store_part(parts + warp_id() * ROWS * PART, PART, part);
-            __syncthreads();
+            __syncthreads();  // the parts and sums of all warps are there
 
-            // Put the parts together, and merge them with what earlier blocks of keys gave: both are weighted by their sums. A few
+            // With O' and sum added up over the warps, this block of keys has lse' = max + log(sum). Between two blocks O is kept
+            // normalized, so it is merged as lse = log(exp(lse) + exp(lse')), O = exp(old lse - lse) O + exp(max - lse) O'. A few
             // neighbouring threads share a row.
             constexpr int ROW_THREADS = THREADS / ROWS;
             const int row = threadIdx.x / ROW_THREADS, lane = threadIdx.x % ROW_THREADS;
@@ -176,9 +177,9 @@ static __global__ __launch_bounds__(Tiles<HS>::THREADS, 2) void attention_forwar
                     maximum = fmaxf(maximum, maxima[warp * ROWS + row]);
                     sum += sums[warp * ROWS + row];
                 }
-                const float here = LN_2 * (scale_log2 * maximum + log2f(sum));
-                const float larger = fmaxf(here, before), total = larger + logf(expf(here - larger) + expf(before - larger));
-                const float weight = expf(before - total), part_weight = exp2_approx(scale_log2 * maximum - LOG2_E * total);
+                const float here = LN_2 * (scale_log2 * maximum + log2f(sum)), larger = fmaxf(here, before);
+                const float merged = larger + logf(expf(here - larger) + expf(before - larger));
+                const float weight = expf(before - merged), part_weight = exp2_approx(scale_log2 * maximum - LOG2_E * merged);
                 const bool last_block = block_key + KEYS >= (CAUSAL ? first_row + row + 1 : T);
                 float4 x[HS / ROW_THREADS / 4];
 #pragma unroll
@@ -196,7 +197,7 @@ static __global__ __launch_bounds__(Tiles<HS>::THREADS, 2) void attention_forwar
                         *(uint2 *)(out + (size_t)(first_row + row) * C + col) = make_uint2(pack_bf16(x[i].x, x[i].y), pack_bf16(x[i].z, x[i].w));
                     else *(float4 *)(o + (size_t)(first_row + row) * HS + col) = x[i];
                 }
-                if (lane == 0) lse[first_row + row] = total;
+                if (lane == 0) lse[first_row + row] = merged;
             }
         }
     }
@@ -272,14 +273,14 @@ static __global__ __launch_bounds__(Tiles<HS>::THREADS, 2) void attention_backwa
     const float scale_log2 = LOG2_E * scale;
     for (int block_key = 0; block_key < T; block_key += OWN) {
         const int first_key = block_key + warp_id() * 16 * K16, first_tile = CAUSAL ? block_key / ROWS : 0;
-        __syncthreads();
+        __syncthreads();  // all are done with the block before
         load_tile<OWN, HS, THREADS>(k_tile, k, 3 * C, block_key, T);
         load_tile<OWN, HS, THREADS>(v_tile, v, 3 * C, block_key, T);
         load_queries(first_tile);
         float dk[K16][HS / 8][4] = {}, dv[K16][HS / 8][4] = {};
         for (int tile = first_tile; tile < tiles; tile++) {
             cp_async_wait<0>();
-            __syncthreads();
+            __syncthreads();  // everybody's copies have arrived, and everybody is done with the tile before
             if (tile + 1 < tiles) load_queries(tile + 1);
             const bf16 *q_tile = q_tiles + tile % Tile::STAGES * 3 * ROWS * HS, *dout_tile = q_tile + ROWS * HS, *out_tile = dout_tile + ROWS * HS;
             const int first_row = tile * ROWS;
@@ -301,15 +302,16 @@ static __global__ __launch_bounds__(Tiles<HS>::THREADS, 2) void attention_backwa
             }
 #pragma unroll
             for (int distance = ROW_THREADS / 2; distance > 0; distance /= 2) delta += __shfl_xor_sync(~0u, delta, distance);
-            if (lane == 0) {
-                row_lse[row] = first_row + row < T ? LOG2_E * lse[first_row + row] : INFINITY;
-                row_delta[row] = delta;
-            }
-            __syncthreads();
+            const float lse_log2 = first_row + row < T ? LOG2_E * lse[first_row + row] : INFINITY;
 
             float p[Q16][2 * K16][4] = {}, ds[Q16][2 * K16][4] = {};
             product_abt<HS>(p, q_tile, 0, k_tile, warp_id() * 16 * K16);
             product_abt<HS>(ds, dout_tile, 0, v_tile, warp_id() * 16 * K16);
+            if (lane == 0) {
+                row_lse[row] = lse_log2;
+                row_delta[row] = delta;
+            }
+            __syncthreads();  // lse and delta are there for all
             if ((CAUSAL && first_key + 16 * K16 - 1 > first_row) || first_key + 16 * K16 > T) mask(p, first_row, first_key, T, CAUSAL);
 #pragma unroll
             for (int m = 0; m < Q16; m++) {
@@ -331,7 +333,7 @@ static __global__ __launch_bounds__(Tiles<HS>::THREADS, 2) void attention_backwa
             float part[Q16][HS / 8][4] = {};
             product_ab<HS>(part, ds, k_tile, warp_id() * 16 * K16);
             store_part(parts + warp_id() * ROWS * PART, PART, part);
-            __syncthreads();
+            __syncthreads();  // the parts of all warps are there
 
             if (first_row + row < T) {
                 const bool last_block = block_key + OWN >= (CAUSAL ? first_row + row + 1 : T);

@@ -36,7 +36,7 @@ template <int HS> struct Tiles {
     static constexpr int BYTES = FORWARD_BYTES > BACKWARD_BYTES ? FORWARD_BYTES : BACKWARD_BYTES;
 };
 
-enum { PAD = 64 };  // rows of lse and delta in the workspace are padded to a multiple of this, so that tiles of them need no bounds
+enum { PAD = 128 };  // rows of lse and delta in the workspace are padded to a multiple of this, so that tiles of them need no bounds
 static int padded(int T) { return (T + PAD - 1) / PAD * PAD; }
 
 static constexpr float LOG2_E = 1.44269504f, LN_2 = 0.69314718f;
@@ -202,15 +202,17 @@ static __global__ void attention_stats_kernel(float *stats, const bf16 *dout, co
 
 // Grid: B · NH · blocks of OWN queries, the longest causal rows first. As the forward, but P is known at once from lse.
 template <int HS, bool CAUSAL>
-static __global__ __launch_bounds__(Tiles<HS>::THREADS, 2) void attention_backward_dq_kernel(
+static __global__ __launch_bounds__(Tiles<HS>::THREADS, HS <= 64 ? 3 : 2) void attention_backward_dq_kernel(
     bf16 *dqkv, const bf16 *dout, const bf16 *qkv, const float *stats, int T, int padded_T, int NH, float scale) {
     using Tile = Tiles<HS>;
     constexpr int M = Tile::BACKWARD_M, OWN = Tile::OWN, WALK = Tile::WALK, STEP = Tile::STEP, THREADS = Tile::THREADS;
+    const int warp = __shfl_sync(~0u, warp_id(), 0);  // told that it is the same in all lanes, the compiler saves their registers
     DYNAMIC_SHARED(memory);
     bf16 *const q_tile = (bf16 *)memory, *const dout_tile = q_tile + OWN * HS, *const kv_tiles = dout_tile + OWN * HS;
+    float *const block_stats = (float *)(kv_tiles + 2 * Tile::STAGES * WALK * HS);  // lse and -delta of the block's queries
 
     const int row_blocks = (T + OWN - 1) / OWN, head = blockIdx.x / row_blocks;
-    const int block_row = (row_blocks - 1 - blockIdx.x % row_blocks) * OWN, first_row = block_row + warp_id() * 16 * M;
+    const int block_row = (row_blocks - 1 - blockIdx.x % row_blocks) * OWN, first_row = block_row + warp * 16 * M;
     const size_t C = (size_t)NH * HS, row0 = (size_t)(head / NH) * T;
     const bf16 *const q = qkv + row0 * 3 * C + head % NH * HS, *const k = q + C, *const v = k + C;
 
@@ -223,17 +225,10 @@ static __global__ __launch_bounds__(Tiles<HS>::THREADS, 2) void attention_backwa
     };
     load_tile<OWN, HS, THREADS>(q_tile, q, 3 * C, block_row, T);
     load_tile<OWN, HS, THREADS>(dout_tile, dout + row0 * C + head % NH * HS, C, block_row, T);
+    const int i = threadIdx.x * 4;
+    if (i < 2 * OWN) cp_async_16(block_stats + i, stats + ((size_t)head * 2 + i / OWN) * padded_T + block_row + i % OWN, true);
     load_kv(0);
-    float row_lse[M][2], row_minus_delta[M][2];
-#pragma unroll
-    for (int m = 0; m < M; m++) {
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            const int row = min(first_row + 16 * m + 8 * half + lane_id() / 4, padded_T - 1);  // a block may end beyond the padding
-            row_lse[m][half] = stats[(size_t)head * 2 * padded_T + row];
-            row_minus_delta[m][half] = stats[((size_t)head * 2 + 1) * padded_T + row];
-        }
-    }
+    const float *const row_lse = block_stats + warp * 16 * M + lane_id() / 4, *const row_minus_delta = row_lse + OWN;
 
     const float scale_log2 = LOG2_E * scale;
     float dq[M][HS / 8][4] = {};
@@ -242,7 +237,7 @@ static __global__ __launch_bounds__(Tiles<HS>::THREADS, 2) void attention_backwa
         __syncthreads();
         if (tile + 1 < tiles) load_kv(tile + 1);
         const bf16 *k_tile = kv_tiles + tile % Tile::STAGES * 2 * WALK * HS, *v_tile = k_tile + WALK * HS;
-#pragma unroll
+#pragma unroll 1  // two steps at once would need more registers than there are
         for (int step = 0; step < WALK; step += STEP) {
             const int first_key = tile * WALK + step, last_key = first_key + STEP - 1;
             if (first_key >= T || (CAUSAL && first_key > first_row + 16 * M - 1)) continue;  // the warp's queries see none of these keys
@@ -253,18 +248,18 @@ static __global__ __launch_bounds__(Tiles<HS>::THREADS, 2) void attention_backwa
 #pragma unroll
                 for (int n = 0; n < STEP / 8; n++) {
 #pragma unroll
-                    for (int i = 0; i < 4; i++) ds[m][n][i] = row_minus_delta[m][i / 2];
+                    for (int i = 0; i < 4; i++) ds[m][n][i] = row_minus_delta[16 * m + i / 2 * 8];
                 }
             }
-            product_abt<HS>(s, q_tile, warp_id() * 16 * M, k_tile, step);
-            product_abt<HS>(ds, dout_tile, warp_id() * 16 * M, v_tile, step);
+            product_abt<HS>(s, q_tile, warp * 16 * M, k_tile, step);
+            product_abt<HS>(ds, dout_tile, warp * 16 * M, v_tile, step);
             if ((CAUSAL && last_key > first_row) || last_key >= T) mask(s, first_row, first_key, T, CAUSAL);
 #pragma unroll
             for (int m = 0; m < M; m++) {
 #pragma unroll
                 for (int n = 0; n < STEP / 8; n++) {
 #pragma unroll
-                    for (int i = 0; i < 4; i++) ds[m][n][i] *= exp2_approx(scale_log2 * s[m][n][i] - row_lse[m][i / 2]);
+                    for (int i = 0; i < 4; i++) ds[m][n][i] *= exp2_approx(scale_log2 * s[m][n][i] - row_lse[16 * m + i / 2 * 8]);
                 }
             }
             product_ab<HS>(dq, ds, k_tile, step);
@@ -294,7 +289,8 @@ template <int HS, bool CAUSAL>
 static __global__ __launch_bounds__(Tiles<HS>::THREADS, 2) void attention_backward_dkdv_kernel(
     bf16 *dqkv, const bf16 *dout, const bf16 *qkv, const float *stats, int T, int padded_T, int NH, float scale) {
     using Tile = Tiles<HS>;
-    constexpr int M = Tile::BACKWARD_M, OWN = Tile::OWN, WALK = Tile::WALK, STEP = CAUSAL ? Tile::STEP : Tile::STEP / 2, THREADS = Tile::THREADS;
+    constexpr int M = Tile::BACKWARD_M, OWN = Tile::OWN, WALK = Tile::WALK, THREADS = Tile::THREADS;
+    constexpr int STEP = CAUSAL ? Tile::STEP : Tile::STEP / 2;  // without the branches of the mask the compiler overlaps more, and runs short
     const int warp = __shfl_sync(~0u, warp_id(), 0);  // told that it is the same in all lanes, the compiler saves their registers
     DYNAMIC_SHARED(memory);
     bf16 *const k_tile = (bf16 *)memory, *const v_tile = k_tile + OWN * HS, *const q_tiles = v_tile + OWN * HS;
@@ -329,7 +325,7 @@ static __global__ __launch_bounds__(Tiles<HS>::THREADS, 2) void attention_backwa
         if (tile + 1 < tiles) load_queries(tile + 1);
         const bf16 *q_tile = q_tiles + tile % Tile::STAGES * 2 * WALK * HS, *dout_tile = q_tile + WALK * HS;
         const float *tile_lse = tile_stats + tile % Tile::STAGES * 2 * WALK, *tile_minus_delta = tile_lse + WALK;
-#pragma unroll 1
+#pragma unroll 1  // two steps at once would need more registers than there are
         for (int step = 0; step < WALK; step += STEP) {
             const int first_query = tile * WALK + step;
             if (first_query >= T || (CAUSAL && first_key > first_query + STEP - 1)) continue;  // none of these queries sees the warp's keys

@@ -34,7 +34,7 @@ enum { STAGE_ELEMENTS = (TILE_M + TILE_N) * TILE_K, PRODUCT_BYTES = 2 * STAGE_EL
 
 // Starts copying the ROWS x COLS part of a matrix at (first_row, first_col) to a tile; what is outside of rows x cols becomes zero.
 template <int ROWS, int COLS>
-static __device__ void load_part(bf16 *tile, const bf16 *matrix, size_t stride, int first_row, int first_col, int rows, int cols) {
+DEVICE void load_part(bf16 *tile, const bf16 *matrix, size_t stride, int first_row, int first_col, int rows, int cols) {
     const bool aligned = stride % 8 == 0 && (size_t)matrix % 16 == 0;  // every chunk of a row begins at a multiple of 16 bytes
     for (int i = threadIdx.x; i < ROWS * COLS / 8; i += THREADS) {
         const int row = first_row + i / (COLS / 8), col = first_col + i % (COLS / 8) * 8;
@@ -49,11 +49,11 @@ static __device__ void load_part(bf16 *tile, const bf16 *matrix, size_t stride, 
     }
 }
 
-static __device__ void store_pair(float *to, float x, float y, bool second) {
+DEVICE void store_pair(float *to, float x, float y, bool second) {
     to[0] = x;
     if (second) to[1] = y;
 }
-static __device__ void store_pair(bf16 *to, float x, float y, bool second) {
+DEVICE void store_pair(bf16 *to, float x, float y, bool second) {
     to[0] = __float2bfloat16(x);
     if (second) to[1] = __float2bfloat16(y);
 }

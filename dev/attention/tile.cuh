@@ -15,12 +15,12 @@
 
 #include "gpt/cuda.cuh"
 
-static __device__ __forceinline__ int lane_id(void) { return threadIdx.x % 32; }
-static __device__ __forceinline__ int warp_id(void) { return threadIdx.x / 32; }
+DEVICE int lane_id(void) { return threadIdx.x % 32; }
+DEVICE int warp_id(void) { return threadIdx.x / 32; }
 
 // What the chunks of a row are xored with. A row of 64 bytes shares a line of 128 with its neighbour; a row of 256 bytes is two lines, in
 // each of which its chunks change places like those of a row of 128.
-template <int COLS> static __device__ __forceinline__ int swizzle(int row) {
+template <int COLS> DEVICE int swizzle(int row) {
     constexpr int CHUNKS = COLS / 8;
     return CHUNKS >= 8 ? row % 8 : row / (8 / CHUNKS) % CHUNKS;
 }
@@ -28,7 +28,7 @@ template <int COLS> static __device__ __forceinline__ int swizzle(int row) {
 // Starts copying rows first_row .. first_row + ROWS - 1 of a matrix with T rows of COLS elements, `stride` elements apart, to
 // a tile; rows from T on become zero. All THREADS threads of the block take part.
 template <int ROWS, int COLS, int THREADS>
-static __device__ __forceinline__ void load_tile(bf16 *tile, const bf16 *matrix, size_t stride, int first_row, int T) {
+DEVICE void load_tile(bf16 *tile, const bf16 *matrix, size_t stride, int first_row, int T) {
     constexpr int CHUNKS = COLS / 8, ROWS_AT_ONCE = THREADS / CHUNKS;
     static_assert(ROWS % ROWS_AT_ONCE == 0 && ROWS_AT_ONCE % 8 == 0, "each thread copies the same number of chunks, equally swizzled");
     const int row = threadIdx.x / CHUNKS, chunk = threadIdx.x % CHUNKS;
@@ -45,7 +45,7 @@ static __device__ __forceinline__ void load_tile(bf16 *tile, const bf16 *matrix,
 // second is below the first, or ACROSS, where it is to its right. This is the address that a lane gives to ldmatrix for it. Its chunk is
 // col / 8 + right; col / 8 being even, the sum is an xor, too, and all that depends on the lane is the same for every block.
 enum Order { DOWN, ACROSS };
-template <int COLS, Order ORDER> static __device__ __forceinline__ const bf16 *lane_address(const bf16 *tile, int row, int col) {
+template <int COLS, Order ORDER> DEVICE const bf16 *lane_address(const bf16 *tile, int row, int col) {
     const int lane = lane_id(), below = ORDER == DOWN ? lane / 8 % 2 : lane / 16, right = ORDER == DOWN ? lane / 16 : lane / 8 % 2;
     const int block_row = 8 * below + lane % 8;
     return tile + (row + block_row) * COLS + (right ^ swizzle<COLS>(block_row) ^ col / 8 % 8) * 8 + col / 64 * 64;
@@ -53,22 +53,22 @@ template <int COLS, Order ORDER> static __device__ __forceinline__ const bf16 *l
 
 // The block as the left factor of a product, (m, k) in the tile or, with _trans, (k, m); or as the right factor, (k, n) or, with
 // _trans, (n, k), then r[0], r[1] for its first eight columns and r[2], r[3] for the others.
-template <int COLS> static __device__ __forceinline__ void load_left(uint32_t (&r)[4], const bf16 *tile, int row, int col) {
+template <int COLS> DEVICE void load_left(uint32_t (&r)[4], const bf16 *tile, int row, int col) {
     ldmatrix_x4(r, lane_address<COLS, DOWN>(tile, row, col));
 }
-template <int COLS> static __device__ __forceinline__ void load_left_trans(uint32_t (&r)[4], const bf16 *tile, int row, int col) {
+template <int COLS> DEVICE void load_left_trans(uint32_t (&r)[4], const bf16 *tile, int row, int col) {
     ldmatrix_x4_trans(r, lane_address<COLS, ACROSS>(tile, row, col));
 }
-template <int COLS> static __device__ __forceinline__ void load_right(uint32_t (&r)[4], const bf16 *tile, int row, int col) {
+template <int COLS> DEVICE void load_right(uint32_t (&r)[4], const bf16 *tile, int row, int col) {
     ldmatrix_x4_trans(r, lane_address<COLS, DOWN>(tile, row, col));
 }
-template <int COLS> static __device__ __forceinline__ void load_right_trans(uint32_t (&r)[4], const bf16 *tile, int row, int col) {
+template <int COLS> DEVICE void load_right_trans(uint32_t (&r)[4], const bf16 *tile, int row, int col) {
     ldmatrix_x4(r, lane_address<COLS, ACROSS>(tile, row, col));
 }
 
 // acc (16 M, N) += A Bᵀ: A is rows a_row .. of tile a, B rows b_row .. of tile b, both with COLS columns.
 template <int COLS, int M, int N8>
-static __device__ __forceinline__ void product_abt(float (&acc)[M][N8][4], const bf16 *a, int a_row, const bf16 *b, int b_row) {
+DEVICE void product_abt(float (&acc)[M][N8][4], const bf16 *a, int a_row, const bf16 *b, int b_row) {
 #pragma unroll
     for (int k = 0; k < COLS; k += 16) {
         uint32_t left[M][4];
@@ -89,7 +89,7 @@ static __device__ __forceinline__ void product_abt(float (&acc)[M][N8][4], const
 
 // acc (16 M, COLS) += A B for 16 columns of A, which are given as left factors, and 16 rows of tile b, from b_row on.
 template <int COLS, int M>
-static __device__ __forceinline__ void product_step(float (&acc)[M][COLS / 8][4], const uint32_t (&left)[M][4], const bf16 *b, int b_row) {
+DEVICE void product_step(float (&acc)[M][COLS / 8][4], const uint32_t (&left)[M][4], const bf16 *b, int b_row) {
 #pragma unroll
     for (int n = 0; n < COLS / 8; n += 2) {
         uint32_t right[4];
@@ -104,7 +104,7 @@ static __device__ __forceinline__ void product_step(float (&acc)[M][COLS / 8][4]
 
 // acc (16 M, COLS) += A B: A (16 M, 8 K8) is the result of another product, rounded to bf16 here; B is rows b_row .. of tile b.
 template <int COLS, int M, int K8>
-static __device__ __forceinline__ void product_ab(float (&acc)[M][COLS / 8][4], const float (&a)[M][K8][4], const bf16 *b, int b_row) {
+DEVICE void product_ab(float (&acc)[M][COLS / 8][4], const float (&a)[M][K8][4], const bf16 *b, int b_row) {
 #pragma unroll
     for (int k = 0; k < K8; k += 2) {
         uint32_t left[M][4];
@@ -121,7 +121,7 @@ static __device__ __forceinline__ void product_ab(float (&acc)[M][COLS / 8][4], 
 
 // Writes scale · acc to rows first_row .. of a matrix with T rows `stride` elements apart, rounded to bf16; rows from T on are left out.
 template <int M, int N8>
-static __device__ __forceinline__ void store(bf16 *matrix, size_t stride, int first_row, int T, const float (&acc)[M][N8][4], float scale) {
+DEVICE void store(bf16 *matrix, size_t stride, int first_row, int T, const float (&acc)[M][N8][4], float scale) {
 #pragma unroll
     for (int m = 0; m < M; m++) {
 #pragma unroll

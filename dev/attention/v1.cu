@@ -44,7 +44,7 @@ static constexpr float LOG2_E = 1.44269504f, LN_2 = 0.69314718f;
 
 // Columns (keys) beyond the causal diagonal or the end become -inf in S, whose first element is at (first_row, first_col).
 template <int M, int N8>
-static __device__ __forceinline__ void mask(float (&s)[M][N8][4], int first_row, int first_col, int T, bool causal) {
+DEVICE void mask(float (&s)[M][N8][4], int first_row, int first_col, int T, bool causal) {
 #pragma unroll
     for (int m = 0; m < M; m++) {
 #pragma unroll
@@ -59,7 +59,7 @@ static __device__ __forceinline__ void mask(float (&s)[M][N8][4], int first_row,
 }
 
 // A warp's part of O or dQ, to shared memory.
-template <int M, int N8> static __device__ __forceinline__ void store_part(float *part, int stride, const float (&acc)[M][N8][4]) {
+template <int M, int N8> DEVICE void store_part(float *part, int stride, const float (&acc)[M][N8][4]) {
 #pragma unroll
     for (int m = 0; m < M; m++) {
 #pragma unroll
@@ -72,7 +72,7 @@ template <int M, int N8> static __device__ __forceinline__ void store_part(float
 }
 
 // The sum of all warps' parts at an offset, four columns of a row.
-template <int WARPS> static __device__ __forceinline__ float4 sum_of_parts(const float *parts, int part_size) {
+template <int WARPS> DEVICE float4 sum_of_parts(const float *parts, int part_size) {
     float4 sum = *(const float4 *)parts;
 #pragma unroll
     for (int warp = 1; warp < WARPS; warp++) {
@@ -213,7 +213,7 @@ template <int HS, bool CAUSAL> static void forward(bf16 *out, float *lse, const 
 // Backward
 
 // A warp's result, rounded to bf16, to a tile of its own.
-template <int M, int N8> static __device__ __forceinline__ void store_tile(bf16 *tile, const float (&acc)[M][N8][4]) {
+template <int M, int N8> DEVICE void store_tile(bf16 *tile, const float (&acc)[M][N8][4]) {
     __syncwarp();  // the warp has read what was there before
 #pragma unroll
     for (int m = 0; m < M; m++) {
@@ -230,7 +230,7 @@ template <int M, int N8> static __device__ __forceinline__ void store_tile(bf16 
 }
 
 // acc (16 M, COLS) += Aᵀ B: A (K, 16 M) is a tile, B the first K rows of tile b.
-template <int K, int COLS, int M> static __device__ __forceinline__ void product_atb(float (&acc)[M][COLS / 8][4], const bf16 *a, const bf16 *b) {
+template <int K, int COLS, int M> DEVICE void product_atb(float (&acc)[M][COLS / 8][4], const bf16 *a, const bf16 *b) {
 #pragma unroll
     for (int k = 0; k < K; k += 16) {
         uint32_t left[M][4];

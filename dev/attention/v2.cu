@@ -46,7 +46,7 @@ static constexpr float LOG2_E = 1.44269504f, LN_2 = 0.69314718f;
 
 // Columns (keys) beyond the causal diagonal or the end become -inf in S, whose first element is at (first_row, first_col).
 template <int M, int N8>
-static __device__ __forceinline__ void mask(float (&s)[M][N8][4], int first_row, int first_col, int T, bool causal) {
+DEVICE void mask(float (&s)[M][N8][4], int first_row, int first_col, int T, bool causal) {
 #pragma unroll
     for (int m = 0; m < M; m++) {
 #pragma unroll
@@ -63,7 +63,7 @@ static __device__ __forceinline__ void mask(float (&s)[M][N8][4], int first_row,
 // One step of the online softmax: S becomes P = exp(scale (S - new maximum)); O and the row sums so far, which were relative to the
 // old maximum, are rescaled to the new one. A row's elements are in four lanes; sums stay apart until the end.
 template <int M, int N8, int HS8>
-static __device__ __forceinline__ void online_softmax(float (&s)[M][N8][4], float (&o)[M][HS8][4], float (&row_max)[M][2],
+DEVICE void online_softmax(float (&s)[M][N8][4], float (&o)[M][HS8][4], float (&row_max)[M][2],
                                                       float (&row_sum)[M][2], float scale_log2) {
 #pragma unroll
     for (int m = 0; m < M; m++) {
@@ -269,7 +269,7 @@ static __global__ __launch_bounds__(Tiles<HS>::THREADS, HS <= 64 ? 3 : 2) void a
 }
 
 // Zeros in Pᵀ, whose first element is at (first_key, first_query), where the key lies beyond the query.
-template <int M, int N8> static __device__ __forceinline__ void mask_transposed(float (&p)[M][N8][4], int first_key, int first_query) {
+template <int M, int N8> DEVICE void mask_transposed(float (&p)[M][N8][4], int first_key, int first_query) {
 #pragma unroll
     for (int m = 0; m < M; m++) {
 #pragma unroll

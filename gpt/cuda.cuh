@@ -88,14 +88,15 @@ DEVICE void ldmatrix_x4_trans(uint32_t (&r)[4], const void *row) {
 // of d: (g, 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1). ("Matrix Fragments for mma.m16n8k16 with floating point type")
 DEVICE void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 // Starts a copy of 16 bytes from device to shared memory, or of 16 zeros if not valid; `from` must be an address inside the
 // tensor all the same. Copies started before a commit form a group; cp_async_wait<N> waits until at most the N newest
 // groups of this thread are still under way. Other threads see the data after a barrier only. ("cp.async")
 DEVICE void cp_async_16(void *to, const void *from, bool valid) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" :: "r"(shared_address(to)), "l"(from), "r"(valid ? 16 : 0) : "memory");
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+                 :: "r"(shared_address(to)), "l"(from), "r"(valid ? 16 : 0) : "memory");
 }
 DEVICE void cp_async_commit(void) { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int N> DEVICE void cp_async_wait(void) { asm volatile("cp.async.wait_group %0;" :: "n"(N) : "memory"); }

@@ -5,13 +5,13 @@
 //            O = P V                             dS = scale P ∘ (dP - delta)
 //                                                dV = Pᵀ dO;  dQ = dS K;  dK = dSᵀ Q
 //
-// It is not slow on purpose: one tiled tensor-core kernel with asynchronous copies computes all six products, and softmax reads each
-// row once from device memory. But S, P, dP and dS have T² elements a head. The whole square is computed, also when causal, where the
-// softmax masks it. Sizes of tiles: 128 x 64 of the result a block, 32 rows a warp, 64 of the inner dimension at a time.
+// It is not slow on purpose: one tiled tensor-core kernel with asynchronous copies computes all six products, and softmax reads
+// each row once from device memory. But S, P, dP and dS have T² elements a head. The whole square is computed, also when causal,
+// where the softmax masks it. Sizes of tiles: 128 x 64 of the result a block, 32 rows a warp, 64 of the inner dimension at a time.
 //
-// Device memory, bytes a head: forward 12 T² (S, in fp32, and P, in bf16, each written and read; 10 T² when causal, as softmax reads half
-// of S only), backward 18 T² (dP written and read, dS written and read twice, P read twice), where Q, K, V, O and their gradients have only 16 T HS. Workspace: 8 T². FLOPs: forward
-// 4 T² HS, backward 8 T² HS.
+// Device memory, bytes a head: forward 12 T² (S, in fp32, and P, in bf16, each written and read; 10 T² when causal, as softmax
+// reads half of S only), backward 18 T² (dP written and read, dS written and read twice, P read twice), where Q, K, V, O and their
+// gradients have only 16 T HS. Workspace: 8 T². FLOPs: forward 4 T² HS, backward 8 T² HS.
 
 #include "tile.cuh"
 #include "variant.h"
@@ -58,14 +58,15 @@ DEVICE void store_pair(bf16 *to, float x, float y, bool second) {
     if (second) to[1] = __float2bfloat16(y);
 }
 
-// C (m x n) = scale A B for each head, the inner dimension being k. A is stored as (m, k), or as (k, m) with A_TRANS; B as (k, n), or
-// as (n, k) with B_TRANS. Grid: heads · tiles of C.
+// C (m x n) = scale A B for each head, the inner dimension being k. A is stored as (m, k), or as (k, m) with A_TRANS; B as (k, n),
+// or as (n, k) with B_TRANS. Grid: heads · tiles of C.
 template <bool A_TRANS, bool B_TRANS, typename Result>
-static __global__ __launch_bounds__(THREADS) void matmul_kernel(Matrices<Result> C, Matrices<const bf16> A, Matrices<const bf16> B, int m, int n,
-                                                                int k, int NH, float scale) {
+static __global__ __launch_bounds__(THREADS) void matmul_kernel(
+    Matrices<Result> C, Matrices<const bf16> A, Matrices<const bf16> B, int m, int n, int k, int NH, float scale) {
     DYNAMIC_SHARED(memory);
-    const int tiles_m = (m + TILE_M - 1) / TILE_M, tiles_n = (n + TILE_N - 1) / TILE_N, head = blockIdx.x / (tiles_m * tiles_n);
-    const int first_m = blockIdx.x / tiles_n % tiles_m * TILE_M, first_n = blockIdx.x % tiles_n * TILE_N, warp_row = warp_id() * 16 * WARP_M;
+    const int tiles_m = (m + TILE_M - 1) / TILE_M, tiles_n = (n + TILE_N - 1) / TILE_N;
+    const int head = blockIdx.x / (tiles_m * tiles_n), warp_row = warp_id() * 16 * WARP_M;
+    const int first_m = blockIdx.x / tiles_n % tiles_m * TILE_M, first_n = blockIdx.x % tiles_n * TILE_N;
     const bf16 *a = A.at(head, NH), *b = B.at(head, NH);
     auto load = [&](int stage, int first_k) {
         bf16 *a_tile = (bf16 *)memory + stage * STAGE_ELEMENTS, *b_tile = a_tile + TILE_M * TILE_K;
@@ -113,15 +114,18 @@ static __global__ __launch_bounds__(THREADS) void matmul_kernel(Matrices<Result>
 #pragma unroll
             for (int half = 0; half < 2; half++) {
                 const int row = first_m + warp_row + 16 * i + 8 * half + lane_id() / 4, col = first_n + 8 * j + lane_id() % 4 * 2;
-                if (row < m && col < n)
-                    store_pair(c + (size_t)row * C.row + col, scale * acc[i][j][2 * half], scale * acc[i][j][2 * half + 1], col + 1 < n);
+                if (row < m && col < n) {
+                    Result *to = c + (size_t)row * C.row + col;
+                    store_pair(to, scale * acc[i][j][2 * half], scale * acc[i][j][2 * half + 1], col + 1 < n);
+                }
             }
         }
     }
 }
 
 template <bool A_TRANS, bool B_TRANS, typename Result>
-static void matmul(Matrices<Result> C, Matrices<const bf16> A, Matrices<const bf16> B, int m, int n, int k, Shape s, float scale, cudaStream_t stream) {
+static void matmul(Matrices<Result> C, Matrices<const bf16> A, Matrices<const bf16> B, int m, int n, int k, Shape s, float scale,
+                   cudaStream_t stream) {
     auto kernel = matmul_kernel<A_TRANS, B_TRANS, Result>;
     const int grid = (m + TILE_M - 1) / TILE_M * ((n + TILE_N - 1) / TILE_N) * s.B * s.NH;
     LAUNCH(kernel, grid, THREADS, PRODUCT_BYTES, stream, C, A, B, m, n, k, s.NH, scale);
@@ -130,8 +134,9 @@ static void matmul(Matrices<Result> C, Matrices<const bf16> A, Matrices<const bf
 // ----------------------------------------------------------------------------
 // Softmax
 
-// P (B, NH, T, padded T) = softmax of the rows of S, of which a causal query sees only the keys up to its own; lse (B, NH, T). One warp a
-// row. The first pass keeps a running maximum and the sum relative to it, so that only the second has to read the row again, from cache.
+// P (B, NH, T, padded T) = softmax of the rows of S, of which a causal query sees only the keys up to its own; lse (B, NH, T). One
+// warp a row. The first pass keeps a running maximum and the sum relative to it, so that only the second has to read the row
+// again, from cache.
 static __global__ void softmax_kernel(bf16 *P, float *lse, const float *S, int T, size_t row_stride, size_t rows, bool causal) {
     const size_t row = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) / 32;
     if (row >= rows) return;
@@ -147,13 +152,15 @@ static __global__ void softmax_kernel(bf16 *P, float *lse, const float *S, int T
     for (int distance = 16; distance > 0; distance /= 2) row_max = fmaxf(row_max, __shfl_xor_sync(~0u, row_max, distance));
     sum *= maximum == -INFINITY ? 0 : expf(maximum - row_max);  // a lane beyond the row's end has seen nothing
     for (int distance = 16; distance > 0; distance /= 2) sum += __shfl_xor_sync(~0u, sum, distance);
-    for (int i = lane_id(); i < T; i += 32) P[row * row_stride + i] = __float2bfloat16(i < seen ? expf(s[i] - row_max) / sum : 0.0f);
+    for (int i = lane_id(); i < T; i += 32)
+        P[row * row_stride + i] = __float2bfloat16(i < seen ? expf(s[i] - row_max) / sum : 0.0f);
     if (lane_id() == 0) lse[row] = row_max + logf(sum);
 }
 
-// dS = scale P ∘ (dP - delta), delta = rowsum(dO ∘ O). One warp a row. dout and out (B, T, NH, HS); the others (B, NH, T, padded T).
-static __global__ void dsoftmax_kernel(bf16 *dS, const float *dP, const bf16 *P, const bf16 *dout, const bf16 *out, int T, size_t row_stride,
-                                       int NH, int HS, size_t rows, float scale) {
+// dS = scale P ∘ (dP - delta), delta = rowsum(dO ∘ O). One warp a row. dout and out (B, T, NH, HS); the others
+// (B, NH, T, padded T).
+static __global__ void dsoftmax_kernel(bf16 *dS, const float *dP, const bf16 *P, const bf16 *dout, const bf16 *out, int T,
+                                       size_t row_stride, int NH, int HS, size_t rows, float scale) {
     const size_t row = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) / 32;
     if (row >= rows) return;
     const size_t head = row / T, at = ((head / NH * T + row % T) * NH + head % NH) * HS;
@@ -204,14 +211,14 @@ static void attention_forward(bf16 *out, float *lse, const bf16 *qkv, void *work
     matmul<false, false>(heads_of(out, s), read_only(x.p), v, s.T, s.HS, s.T, s, 1.0f, stream);
 }
 
-static void attention_backward(bf16 *dqkv, const bf16 *dout, const bf16 *qkv, const bf16 *out, const float *, void *workspace, Shape s,
-                               cudaStream_t stream) {
+static void attention_backward(bf16 *dqkv, const bf16 *dout, const bf16 *qkv, const bf16 *out, const float *, void *workspace,
+                               Shape s, cudaStream_t stream) {
     const Scores x = scores(workspace, s);
     const size_t rows = (size_t)s.B * s.NH * s.T;
     const auto q = qkv_part(qkv, 0, s), k = qkv_part(qkv, 1, s), v = qkv_part(qkv, 2, s), d = heads_of(dout, s);
     matmul<false, true>(x.s, d, v, s.T, s.T, s.HS, s, 1.0f, stream);
-    LAUNCH(dsoftmax_kernel, (unsigned)((rows + 7) / 8), 256, 0, stream, x.ds.data, x.s.data, x.p.data, dout, out, s.T, x.s.row, s.NH, s.HS, rows,
-           1.0f / sqrtf((float)s.HS));
+    LAUNCH(dsoftmax_kernel, (unsigned)((rows + 7) / 8), 256, 0, stream, x.ds.data, x.s.data, x.p.data, dout, out, s.T, x.s.row,
+           s.NH, s.HS, rows, 1.0f / sqrtf((float)s.HS));
     matmul<true, false>(qkv_part(dqkv, 2, s), read_only(x.p), d, s.T, s.HS, s.T, s, 1.0f, stream);
     matmul<false, false>(qkv_part(dqkv, 0, s), read_only(x.ds), k, s.T, s.HS, s.T, s, 1.0f, stream);
     matmul<true, false>(qkv_part(dqkv, 1, s), read_only(x.ds), q, s.T, s.HS, s.T, s, 1.0f, stream);

@@ -18,8 +18,8 @@
 DEVICE int lane_id(void) { return threadIdx.x % 32; }
 DEVICE int warp_id(void) { return threadIdx.x / 32; }
 
-// What the chunks of a row are xored with. A row of 64 bytes shares a line of 128 with its neighbour; a row of 256 bytes is two lines, in
-// each of which its chunks change places like those of a row of 128.
+// What the chunks of a row are xored with. A row of 64 bytes shares a line of 128 with its neighbour; a row of 256 bytes is two
+// lines, in each of which its chunks change places like those of a row of 128.
 template <int COLS> DEVICE int swizzle(int row) {
     constexpr int CHUNKS = COLS / 8;
     return CHUNKS >= 8 ? row % 8 : row / (8 / CHUNKS) % CHUNKS;
@@ -30,7 +30,8 @@ template <int COLS> DEVICE int swizzle(int row) {
 template <int ROWS, int COLS, int THREADS>
 DEVICE void load_tile(bf16 *tile, const bf16 *matrix, size_t stride, int first_row, int T) {
     constexpr int CHUNKS = COLS / 8, ROWS_AT_ONCE = THREADS / CHUNKS;
-    static_assert(ROWS % ROWS_AT_ONCE == 0 && ROWS_AT_ONCE % 8 == 0, "each thread copies the same number of chunks, equally swizzled");
+    static_assert(ROWS % ROWS_AT_ONCE == 0 && ROWS_AT_ONCE % 8 == 0,
+                  "each thread copies the same number of chunks, equally swizzled");
     const int row = threadIdx.x / CHUNKS, chunk = threadIdx.x % CHUNKS;
     bf16 *to = tile + row * COLS + (chunk ^ swizzle<COLS>(row)) * 8;
     const bf16 *from = matrix + (size_t)(first_row + row) * stride + chunk * 8;
@@ -41,9 +42,10 @@ DEVICE void load_tile(bf16 *tile, const bf16 *matrix, size_t stride, int first_r
     }
 }
 
-// The 16 x 16 block of a tile at (row, col), both multiples of 16, is read as four 8 x 8 matrices, in one of two orders: DOWN, where the
-// second is below the first, or ACROSS, where it is to its right. This is the address that a lane gives to ldmatrix for it. Its chunk is
-// col / 8 + right; col / 8 being even, the sum is an xor, too, and all that depends on the lane is the same for every block.
+// The 16 x 16 block of a tile at (row, col), both multiples of 16, is read as four 8 x 8 matrices, in one of two orders: DOWN,
+// where the second is below the first, or ACROSS, where it is to its right. This is the address that a lane gives to ldmatrix for
+// it. Its chunk is col / 8 + right; col / 8 being even, the sum is an xor, too, and all that depends on the lane is the same for
+// every block.
 enum Order { DOWN, ACROSS };
 template <int COLS, Order ORDER> DEVICE const bf16 *lane_address(const bf16 *tile, int row, int col) {
     const int lane = lane_id(), below = ORDER == DOWN ? lane / 8 % 2 : lane / 16, right = ORDER == DOWN ? lane / 16 : lane / 8 % 2;
@@ -119,7 +121,8 @@ DEVICE void product_ab(float (&acc)[M][COLS / 8][4], const float (&a)[M][K8][4],
     }
 }
 
-// Writes scale · acc to rows first_row .. of a matrix with T rows `stride` elements apart, rounded to bf16; rows from T on are left out.
+// Writes scale · acc to rows first_row .. of a matrix with T rows `stride` elements apart, rounded to bf16; rows from T on are
+// left out.
 template <int M, int N8>
 DEVICE void store(bf16 *matrix, size_t stride, int first_row, int T, const float (&acc)[M][N8][4], float scale) {
 #pragma unroll

@@ -16,22 +16,23 @@
 // block of keys, and a GPU with more multiprocessors than B · NH stays partly idle.
 //
 // Device memory, in elements: forward reads Q, and reads and writes O (in fp32) and lse, once per block of keys; K and V once.
-// Backward reads Q, dO, O and lse, and reads and writes dQ (in fp32), once per block of keys. Workspace: O or dQ in fp32, 4 HS bytes a
-// row. FLOPs: forward 4 T² HS a head, backward 10 T² HS; half if causal.
+// Backward reads Q, dO, O and lse, and reads and writes dQ (in fp32), once per block of keys. Workspace: O or dQ in fp32, 4 HS
+// bytes a row. FLOPs: forward 4 T² HS a head, backward 10 T² HS; half if causal.
 
 #include "tile.cuh"
 #include "variant.h"
 
-// Tile sizes. For head size 64 those of the paper's own kernels: 16 queries against 256 keys, 64 of them a warp's. What a warp accumulates
-// has to fit its registers (255 a thread), and the tiles the shared memory of the smallest GPUs (99 KiB a block).
+// Tile sizes. For head size 64 those of the paper's own kernels: 16 queries against 256 keys, 64 of them a warp's. What a warp
+// accumulates has to fit its registers (255 a thread), and the tiles the shared memory of the smallest GPUs (99 KiB a block).
 template <int HS> struct Tiles {
     static constexpr int WARPS = 4, THREADS = 32 * WARPS;
-    static constexpr int STAGES = 2;                // tiles under way: one is used, the next is copied
-    static constexpr int PART = HS + 8;             // floats in a row of a warp's part of O or dQ: 8 more, against bank conflicts
+    static constexpr int STAGES = 2;  // tiles under way: one is used, the next is copied
+    static constexpr int PART = HS + 8;  // floats in a row of a warp's part of O or dQ: 8 more, against bank conflicts
     static constexpr int ROWS = HS == 32 ? 32 : 16;  // queries of a tile
     static constexpr int KEYS = HS <= 64 ? 256 : 64;  // forward: keys of a block
-    static constexpr int FORWARD_BYTES = (2 * KEYS + STAGES * ROWS) * HS * (int)sizeof(bf16) + WARPS * ROWS * (PART + 2) * (int)sizeof(float);
-    static constexpr int OWN = HS <= 64 ? 128 : 64;   // backward: keys of a block, with dK and dV in registers
+    static constexpr int FORWARD_BYTES = (2 * KEYS + STAGES * ROWS) * HS * (int)sizeof(bf16) +
+                                         WARPS * ROWS * (PART + 2) * (int)sizeof(float);
+    static constexpr int OWN = HS <= 64 ? 128 : 64;  // backward: keys of a block, with dK and dV in registers
     static constexpr int BACKWARD_BYTES = ((2 * OWN + 3 * STAGES * ROWS) * HS + OWN * ROWS) * (int)sizeof(bf16) +
                                           (WARPS * PART + 2) * ROWS * (int)sizeof(float);
     static constexpr int BYTES = FORWARD_BYTES > BACKWARD_BYTES ? FORWARD_BYTES : BACKWARD_BYTES;
@@ -85,14 +86,16 @@ template <int WARPS> DEVICE float4 sum_of_parts(const float *parts, int part_siz
 // Grid: B · NH. out (B, T, NH, HS), lse (B, NH, T), qkv (B, T, 3, NH, HS); o is out in fp32 as (B, NH, T, HS), for the time
 // between two blocks of keys.
 template <int HS, bool CAUSAL>
-static __global__ __launch_bounds__(Tiles<HS>::THREADS, 2) void attention_forward_kernel(bf16 *out, float *lse, float *o, const bf16 *qkv,
-                                                                                         int T, int NH, float scale_log2) {
+static __global__ __launch_bounds__(Tiles<HS>::THREADS, 2) void attention_forward_kernel(
+    bf16 *out, float *lse, float *o, const bf16 *qkv, int T, int NH, float scale_log2) {
     using Tile = Tiles<HS>;
-    constexpr int M = Tile::ROWS / 16, ROWS = Tile::ROWS, KEYS = Tile::KEYS, THREADS = Tile::THREADS, WARPS = Tile::WARPS, PART = Tile::PART;
+    constexpr int M = Tile::ROWS / 16, ROWS = Tile::ROWS, KEYS = Tile::KEYS, THREADS = Tile::THREADS;
+    constexpr int WARPS = Tile::WARPS, PART = Tile::PART;
     constexpr int OWN = KEYS / WARPS;  // keys of a warp
     DYNAMIC_SHARED(memory);
     bf16 *const k_tile = (bf16 *)memory, *const v_tile = k_tile + KEYS * HS, *const q_tiles = v_tile + KEYS * HS;
-    float *const parts = (float *)(q_tiles + Tile::STAGES * ROWS * HS), *const maxima = parts + WARPS * ROWS * PART, *const sums = maxima + WARPS * ROWS;
+    float *const parts = (float *)(q_tiles + Tile::STAGES * ROWS * HS);
+    float *const maxima = parts + WARPS * ROWS * PART, *const sums = maxima + WARPS * ROWS;
 
     const int head = blockIdx.x;
     const size_t C = (size_t)NH * HS, row0 = (size_t)(head / NH) * T;
@@ -114,8 +117,8 @@ static __global__ __launch_bounds__(Tiles<HS>::THREADS, 2) void attention_forwar
         load_queries(first_tile);
         for (int tile = first_tile; tile < tiles; tile++) {
             cp_async_wait<0>();
-            __syncthreads();  // everybody's copies have arrived, and everybody is done with the tile before, which the next copies overwrite
-            if (tile + 1 < tiles) load_queries(tile + 1);
+            __syncthreads();  // everybody's copies have arrived, and everybody is done with the tile before,
+            if (tile + 1 < tiles) load_queries(tile + 1);  // which the next copies overwrite
             const bf16 *q_tile = q_tiles + tile % Tile::STAGES * ROWS * HS;
             const int first_row = tile * ROWS, last_key = first_key + OWN - 1;
 
@@ -181,11 +184,12 @@ static __global__ __launch_bounds__(Tiles<HS>::THREADS, 2) void attention_forwar
                 const float merged = larger + logf(expf(here - larger) + expf(before - larger));
                 const float weight = expf(before - merged), part_weight = exp2_approx(scale_log2 * maximum - LOG2_E * merged);
                 const bool last_block = block_key + KEYS >= (CAUSAL ? first_row + row + 1 : T);
+                float *const o_row = o + (size_t)(first_row + row) * HS;
                 float4 x[HS / ROW_THREADS / 4];
 #pragma unroll
                 for (int i = 0; i < HS / ROW_THREADS / 4; i++) {
                     const int col = 4 * (i * ROW_THREADS + lane);
-                    const float4 old = block_key == 0 ? make_float4(0, 0, 0, 0) : *(const float4 *)(o + (size_t)(first_row + row) * HS + col);
+                    const float4 old = block_key == 0 ? make_float4(0, 0, 0, 0) : *(const float4 *)(o_row + col);
                     x[i] = sum_of_parts<WARPS>(parts + row * PART + col, ROWS * PART);
                     x[i] = make_float4(part_weight * x[i].x + weight * old.x, part_weight * x[i].y + weight * old.y,
                                        part_weight * x[i].z + weight * old.z, part_weight * x[i].w + weight * old.w);
@@ -194,8 +198,9 @@ static __global__ __launch_bounds__(Tiles<HS>::THREADS, 2) void attention_forwar
                 for (int i = 0; i < HS / ROW_THREADS / 4; i++) {
                     const int col = 4 * (i * ROW_THREADS + lane);
                     if (last_block)
-                        *(uint2 *)(out + (size_t)(first_row + row) * C + col) = make_uint2(pack_bf16(x[i].x, x[i].y), pack_bf16(x[i].z, x[i].w));
-                    else *(float4 *)(o + (size_t)(first_row + row) * HS + col) = x[i];
+                        *(uint2 *)(out + (size_t)(first_row + row) * C + col) =
+                            make_uint2(pack_bf16(x[i].x, x[i].y), pack_bf16(x[i].z, x[i].w));
+                    else *(float4 *)(o_row + col) = x[i];
                 }
                 if (lane == 0) lse[first_row + row] = merged;
             }
@@ -203,10 +208,12 @@ static __global__ __launch_bounds__(Tiles<HS>::THREADS, 2) void attention_forwar
     }
 }
 
-template <int HS, bool CAUSAL> static void forward(bf16 *out, float *lse, const bf16 *qkv, float *workspace, Shape s, cudaStream_t stream) {
+template <int HS, bool CAUSAL>
+static void forward(bf16 *out, float *lse, const bf16 *qkv, float *workspace, Shape s, cudaStream_t stream) {
     using Tile = Tiles<HS>;
+    const float scale_log2 = LOG2_E / sqrtf((float)HS);
     auto kernel = attention_forward_kernel<HS, CAUSAL>;
-    LAUNCH(kernel, s.B * s.NH, Tile::THREADS, Tile::FORWARD_BYTES, stream, out, lse, workspace, qkv, s.T, s.NH, LOG2_E / sqrtf((float)HS));
+    LAUNCH(kernel, s.B * s.NH, Tile::THREADS, Tile::FORWARD_BYTES, stream, out, lse, workspace, qkv, s.T, s.NH, scale_log2);
 }
 
 // ----------------------------------------------------------------------------
@@ -240,8 +247,8 @@ template <int K, int COLS, int M> DEVICE void product_atb(float (&acc)[M][COLS /
     }
 }
 
-// Grid: B · NH. dK and dV stay in the registers of the warp that owns the keys; P and dS, which these need transposed, take the way through
-// shared memory. dq is dQ in fp32 as (B, NH, T, HS), for the time between two blocks of keys.
+// Grid: B · NH. dK and dV stay in the registers of the warp that owns the keys; P and dS, which these need transposed, take the
+// way through shared memory. dq is dQ in fp32 as (B, NH, T, HS), for the time between two blocks of keys.
 template <int HS, bool CAUSAL>
 static __global__ __launch_bounds__(Tiles<HS>::THREADS, 2) void attention_backward_kernel(
     bf16 *dqkv, float *dq, const bf16 *dout, const bf16 *qkv, const bf16 *out, const float *lse, int T, int NH, float scale) {
@@ -251,8 +258,8 @@ static __global__ __launch_bounds__(Tiles<HS>::THREADS, 2) void attention_backwa
     DYNAMIC_SHARED(memory);
     bf16 *const k_tile = (bf16 *)memory, *const v_tile = k_tile + OWN * HS, *const q_tiles = v_tile + OWN * HS;
     bf16 *const p_tile = q_tiles + 3 * Tile::STAGES * ROWS * HS + warp_id() * ROWS * 16 * K16;  // the warp's P, then dS
-    float *const parts = (float *)(q_tiles + 3 * Tile::STAGES * ROWS * HS + ROWS * OWN), *const row_lse = parts + WARPS * ROWS * PART;
-    float *const row_delta = row_lse + ROWS;
+    float *const parts = (float *)(q_tiles + 3 * Tile::STAGES * ROWS * HS + ROWS * OWN);
+    float *const row_lse = parts + WARPS * ROWS * PART, *const row_delta = row_lse + ROWS;
 
     const int head = blockIdx.x;
     const size_t C = (size_t)NH * HS, row0 = (size_t)(head / NH) * T;
@@ -282,10 +289,12 @@ static __global__ __launch_bounds__(Tiles<HS>::THREADS, 2) void attention_backwa
             cp_async_wait<0>();
             __syncthreads();  // everybody's copies have arrived, and everybody is done with the tile before
             if (tile + 1 < tiles) load_queries(tile + 1);
-            const bf16 *q_tile = q_tiles + tile % Tile::STAGES * 3 * ROWS * HS, *dout_tile = q_tile + ROWS * HS, *out_tile = dout_tile + ROWS * HS;
+            const bf16 *q_tile = q_tiles + tile % Tile::STAGES * 3 * ROWS * HS;
+            const bf16 *dout_tile = q_tile + ROWS * HS, *out_tile = dout_tile + ROWS * HS;
             const int first_row = tile * ROWS;
 
-            // delta and lse of the queries; rows from T on get an lse of +inf, which makes their P zero. A few neighbouring threads share a row.
+            // delta and lse of the queries; rows from T on get an lse of +inf, which makes their P zero. A few neighbouring
+            // threads share a row.
             constexpr int ROW_THREADS = THREADS / ROWS;
             const int row = threadIdx.x / ROW_THREADS, lane = threadIdx.x % ROW_THREADS;
             float delta = 0;
@@ -312,7 +321,8 @@ static __global__ __launch_bounds__(Tiles<HS>::THREADS, 2) void attention_backwa
                 row_delta[row] = delta;
             }
             __syncthreads();  // lse and delta are there for all
-            if ((CAUSAL && first_key + 16 * K16 - 1 > first_row) || first_key + 16 * K16 > T) mask(p, first_row, first_key, T, CAUSAL);
+            if ((CAUSAL && first_key + 16 * K16 - 1 > first_row) || first_key + 16 * K16 > T)
+                mask(p, first_row, first_key, T, CAUSAL);
 #pragma unroll
             for (int m = 0; m < Q16; m++) {
 #pragma unroll
@@ -337,11 +347,12 @@ static __global__ __launch_bounds__(Tiles<HS>::THREADS, 2) void attention_backwa
 
             if (first_row + row < T) {
                 const bool last_block = block_key + OWN >= (CAUSAL ? first_row + row + 1 : T);
+                float *const dq_row = dq + (size_t)(first_row + row) * HS;
                 float4 x[HS / ROW_THREADS / 4];
 #pragma unroll
                 for (int i = 0; i < HS / ROW_THREADS / 4; i++) {
                     const int col = 4 * (i * ROW_THREADS + lane);
-                    const float4 old = block_key == 0 ? make_float4(0, 0, 0, 0) : *(const float4 *)(dq + (size_t)(first_row + row) * HS + col);
+                    const float4 old = block_key == 0 ? make_float4(0, 0, 0, 0) : *(const float4 *)(dq_row + col);
                     x[i] = sum_of_parts<WARPS>(parts + row * PART + col, ROWS * PART);
                     x[i] = make_float4(x[i].x + old.x, x[i].y + old.y, x[i].z + old.z, x[i].w + old.w);
                 }
@@ -351,7 +362,7 @@ static __global__ __launch_bounds__(Tiles<HS>::THREADS, 2) void attention_backwa
                     if (last_block)
                         *(uint2 *)(dqkv_head + (size_t)(first_row + row) * 3 * C + col) =
                             make_uint2(pack_bf16(scale * x[i].x, scale * x[i].y), pack_bf16(scale * x[i].z, scale * x[i].w));
-                    else *(float4 *)(dq + (size_t)(first_row + row) * HS + col) = x[i];
+                    else *(float4 *)(dq_row + col) = x[i];
                 }
             }
         }
@@ -364,8 +375,9 @@ template <int HS, bool CAUSAL>
 static void backward(bf16 *dqkv, const bf16 *dout, const bf16 *qkv, const bf16 *out, const float *lse, float *workspace, Shape s,
                      cudaStream_t stream) {
     using Tile = Tiles<HS>;
+    const float scale = 1.0f / sqrtf((float)HS);
     auto kernel = attention_backward_kernel<HS, CAUSAL>;
-    LAUNCH(kernel, s.B * s.NH, Tile::THREADS, Tile::BACKWARD_BYTES, stream, dqkv, workspace, dout, qkv, out, lse, s.T, s.NH, 1.0f / sqrtf((float)HS));
+    LAUNCH(kernel, s.B * s.NH, Tile::THREADS, Tile::BACKWARD_BYTES, stream, dqkv, workspace, dout, qkv, out, lse, s.T, s.NH, scale);
 }
 
 // ----------------------------------------------------------------------------
@@ -379,9 +391,10 @@ static void attention_forward(bf16 *out, float *lse, const bf16 *qkv, void *work
     FOR_HEAD_SIZE(s, (forward<HS, CAUSAL>(out, lse, qkv, (float *)workspace, s, stream)));
 }
 
-static void attention_backward(bf16 *dqkv, const bf16 *dout, const bf16 *qkv, const bf16 *out, const float *lse, void *workspace, Shape s,
-                               cudaStream_t stream) {
+static void attention_backward(bf16 *dqkv, const bf16 *dout, const bf16 *qkv, const bf16 *out, const float *lse, void *workspace,
+                               Shape s, cudaStream_t stream) {
     FOR_HEAD_SIZE(s, (backward<HS, CAUSAL>(dqkv, dout, qkv, out, lse, (float *)workspace, s, stream)));
 }
 
-VARIANT(v1, "FlashAttention: one thread block a head walks over blocks of keys; warps split over keys, O and dQ through device memory")
+VARIANT(v1, "FlashAttention: one thread block a head walks over blocks of keys; "
+            "warps split over keys, O and dQ through device memory")

@@ -1,21 +1,21 @@
 // v2: FlashAttention-2's division of work (Dao, "FlashAttention-2: Faster Attention with Better Parallelism and Work
 // Partitioning", 2023), on the tensor cores of any GPU since sm_80.
 //
-//   forward, a thread block for each block of queries:    backward 1, after delta = rowsum(dO ∘ O), a block for each block of queries:
-//     load Q; O = 0, max = -inf, sum = 0                    load Q, dO, delta; dQ = 0
-//     for each tile of keys:                                for each tile of keys:
-//       S = Q Kᵀ                                              P = exp(Q Kᵀ - lse)
-//       P = exp(S - new max); rescale O and sum               dS = P ∘ (dO Vᵀ - delta); dQ += dS K
-//       O += P V; sum += rowsum(P)                        backward 2, a block for each block of keys:
-//     O /= sum; lse = max + log(sum)                        load K, V; dK = dV = 0
-//                                                           for each tile of queries:
-//                                                             Pᵀ = exp(K Qᵀ - lse); dV += Pᵀ dO
-//                                                             dSᵀ = Pᵀ ∘ (V dOᵀ - delta); dK += dSᵀ Q
+//   forward, a thread block per block of queries:    backward 1, after delta = rowsum(dO ∘ O), a block per block of queries:
+//     load Q; O = 0, max = -inf, sum = 0               load Q, dO, delta; dQ = 0
+//     for each tile of keys:                           for each tile of keys:
+//       S = Q Kᵀ                                         P = exp(Q Kᵀ - lse)
+//       P = exp(S - new max); rescale O and sum          dS = P ∘ (dO Vᵀ - delta); dQ += dS K
+//       O += P V; sum += rowsum(P)                   backward 2, a block per block of keys:
+//     O /= sum; lse = max + log(sum)                   load K, V; dK = dV = 0
+//                                                      for each tile of queries:
+//                                                        Pᵀ = exp(K Qᵀ - lse); dV += Pᵀ dO
+//                                                        dSᵀ = Pᵀ ∘ (V dOᵀ - delta); dK += dSᵀ Q
 //
 // Each warp owns whole rows: 32 queries in the forward and for dQ, 32 keys for dK and dV. No warp waits for another's result, no
-// block for another block's, and nothing but results goes to device memory. The price: the backward computes S and dP
-// twice, 7 products instead of 5. The paper adds dQ up across blocks instead, by atomic additions whose order, and so the last
-// bits, change from run to run.
+// block for another block's, and nothing but results goes to device memory. The price: the backward computes S and dP twice, 7
+// products instead of 5. The paper adds dQ up across blocks instead, by atomic additions whose order, and so the last bits, change
+// from run to run.
 //
 // Device memory, in elements: forward reads Q once and K, V once per block of queries (mostly from the L2 cache), writes O, lse;
 // backward likewise. Workspace: lse and delta, 8 bytes a row. FLOPs: forward 4 T² HS a head, backward 14 T² HS; half if causal.
@@ -27,16 +27,18 @@
 // memory of the smallest GPUs (99 KiB a block).
 template <int HS> struct Tiles {
     static constexpr int WARPS = 4, THREADS = 32 * WARPS;
-    static constexpr int STAGES = 2;                                // tiles under way: one is used, the next is copied
+    static constexpr int STAGES = 2;  // tiles under way: one is used, the next is copied
     static constexpr int M = 2, ROWS = 16 * M * WARPS, KEYS = HS <= 64 ? 64 : 32;  // forward: queries of a block, keys of a tile
     static constexpr int FORWARD_BYTES = (ROWS + 2 * STAGES * KEYS) * HS * (int)sizeof(bf16);
     // Backward: rows (keys or queries) that a block owns, rows of a tile that it walks over, and how many of these at a time.
     static constexpr int BACKWARD_M = HS <= 64 ? 2 : 1, OWN = 16 * BACKWARD_M * WARPS, WALK = 64, STEP = 32;
-    static constexpr int BACKWARD_BYTES = (2 * OWN + 2 * STAGES * WALK) * HS * (int)sizeof(bf16) + 2 * STAGES * WALK * (int)sizeof(float);
+    static constexpr int BACKWARD_BYTES = (2 * OWN + 2 * STAGES * WALK) * HS * (int)sizeof(bf16) +
+                                          2 * STAGES * WALK * (int)sizeof(float);
     static constexpr int BYTES = FORWARD_BYTES > BACKWARD_BYTES ? FORWARD_BYTES : BACKWARD_BYTES;
 };
 
-enum { PAD = 128 };  // rows of lse and delta in the workspace are padded to a multiple of this, so that tiles of them need no bounds
+// Rows of lse and delta in the workspace are padded to a multiple of this, so that tiles of them need no bounds.
+enum { PAD = 128 };
 static int padded(int T) { return (T + PAD - 1) / PAD * PAD; }
 
 static constexpr float LOG2_E = 1.44269504f, LN_2 = 0.69314718f;
@@ -63,8 +65,8 @@ DEVICE void mask(float (&s)[M][N8][4], int first_row, int first_col, int T, bool
 // One step of the online softmax: S becomes P = exp(scale (S - new maximum)); O and the row sums so far, which were relative to the
 // old maximum, are rescaled to the new one. A row's elements are in four lanes; sums stay apart until the end.
 template <int M, int N8, int HS8>
-DEVICE void online_softmax(float (&s)[M][N8][4], float (&o)[M][HS8][4], float (&row_max)[M][2],
-                                                      float (&row_sum)[M][2], float scale_log2) {
+DEVICE void online_softmax(float (&s)[M][N8][4], float (&o)[M][HS8][4], float (&row_max)[M][2], float (&row_sum)[M][2],
+                           float scale_log2) {
 #pragma unroll
     for (int m = 0; m < M; m++) {
 #pragma unroll
@@ -96,8 +98,8 @@ DEVICE void online_softmax(float (&s)[M][N8][4], float (&o)[M][HS8][4], float (&
 
 // Grid: B · NH · blocks of ROWS queries, the longest causal rows first. out (B, T, NH, HS), lse (B, NH, T), qkv (B, T, 3, NH, HS).
 template <int HS, bool CAUSAL>
-static __global__ __launch_bounds__(Tiles<HS>::THREADS, 2) void attention_forward_kernel(bf16 *out, float *lse, const bf16 *qkv,
-                                                                                         int T, int NH, float scale_log2) {
+static __global__ __launch_bounds__(Tiles<HS>::THREADS, 2) void attention_forward_kernel(
+    bf16 *out, float *lse, const bf16 *qkv, int T, int NH, float scale_log2) {
     using Tile = Tiles<HS>;
     constexpr int M = Tile::M, ROWS = Tile::ROWS, KEYS = Tile::KEYS, THREADS = Tile::THREADS;
     DYNAMIC_SHARED(memory);
@@ -122,8 +124,8 @@ static __global__ __launch_bounds__(Tiles<HS>::THREADS, 2) void attention_forwar
     for (int m = 0; m < M; m++) row_max[m][0] = row_max[m][1] = -INFINITY;
     for (int tile = 0; tile < tiles; tile++) {
         cp_async_wait<0>();
-        __syncthreads();  // everybody's copies have arrived, and everybody is done with the tile before, which the next copies overwrite
-        if (tile + 1 < tiles) load_kv(tile + 1);
+        __syncthreads();  // everybody's copies have arrived, and everybody is done with the tile before,
+        if (tile + 1 < tiles) load_kv(tile + 1);  // which the next copies overwrite
         const bf16 *k_tile = kv_tiles + tile % Tile::STAGES * 2 * KEYS * HS, *v_tile = k_tile + KEYS * HS;
         const int first_key = tile * KEYS, last_key = first_key + KEYS - 1;
         if (CAUSAL && first_key > first_row + 16 * M - 1) continue;  // the warp's rows see none of it
@@ -163,21 +165,24 @@ static __global__ __launch_bounds__(Tiles<HS>::THREADS, 2) void attention_forwar
     }
 }
 
-template <int HS, bool CAUSAL> static void forward(bf16 *out, float *lse, const bf16 *qkv, Shape s, cudaStream_t stream) {
+template <int HS, bool CAUSAL>
+static void forward(bf16 *out, float *lse, const bf16 *qkv, Shape s, cudaStream_t stream) {
     using Tile = Tiles<HS>;
     const int grid = (s.T + Tile::ROWS - 1) / Tile::ROWS * s.B * s.NH;
+    const float scale_log2 = LOG2_E / sqrtf((float)HS);
     auto kernel = attention_forward_kernel<HS, CAUSAL>;
-    LAUNCH(kernel, grid, Tile::THREADS, Tile::FORWARD_BYTES, stream, out, lse, qkv, s.T, s.NH, LOG2_E / sqrtf((float)HS));
+    LAUNCH(kernel, grid, Tile::THREADS, Tile::FORWARD_BYTES, stream, out, lse, qkv, s.T, s.NH, scale_log2);
 }
 
 // ----------------------------------------------------------------------------
 // Backward
 
-// What the next kernels need of each row: lse in base 2, and -delta = -rowsum(dO ∘ O), as stats (B, NH, 2, padded T). HS / 8 lanes a row, 16
-// bytes a lane. Rows from T on get an lse of +inf, which makes their P zero. The minus is for dO Vᵀ, which starts from -delta, not from zero.
+// What the next kernels need of each row: lse in base 2, and -delta = -rowsum(dO ∘ O), as stats (B, NH, 2, padded T). HS / 8 lanes
+// a row, 16 bytes a lane. Rows from T on get an lse of +inf, which makes their P zero. The minus is for dO Vᵀ, which starts from
+// -delta, not from zero.
 template <int HS>
-static __global__ void attention_stats_kernel(float *stats, const bf16 *dout, const bf16 *out, const float *lse, int T, int padded_T, int NH,
-                                              size_t rows) {
+static __global__ void attention_stats_kernel(
+    float *stats, const bf16 *dout, const bf16 *out, const float *lse, int T, int padded_T, int NH, size_t rows) {
     constexpr int LANES = HS / 8;
     const size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) / LANES, head = i / padded_T;
     const int row = (int)(i % padded_T), lane = threadIdx.x % LANES;
@@ -240,7 +245,7 @@ static __global__ __launch_bounds__(Tiles<HS>::THREADS, HS <= 64 ? 3 : 2) void a
 #pragma unroll 1  // two steps at once would need more registers than there are
         for (int step = 0; step < WALK; step += STEP) {
             const int first_key = tile * WALK + step, last_key = first_key + STEP - 1;
-            if (first_key >= T || (CAUSAL && first_key > first_row + 16 * M - 1)) continue;  // the warp's queries see none of these keys
+            if (first_key >= T || (CAUSAL && first_key > first_row + 16 * M - 1)) continue;  // the warp's queries see none of them
 
             float s[M][STEP / 8][4] = {}, ds[M][STEP / 8][4];
 #pragma unroll
@@ -276,7 +281,8 @@ template <int M, int N8> DEVICE void mask_transposed(float (&p)[M][N8][4], int f
         for (int n = 0; n < N8; n++) {
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                const int key = first_key + 16 * m + lane_id() / 4 + i / 2 * 8, query = first_query + 8 * n + lane_id() % 4 * 2 + i % 2;
+                const int key = first_key + 16 * m + lane_id() / 4 + i / 2 * 8;
+                const int query = first_query + 8 * n + lane_id() % 4 * 2 + i % 2;
                 if (key > query) p[m][n][i] = 0;
             }
         }
@@ -290,7 +296,8 @@ static __global__ __launch_bounds__(Tiles<HS>::THREADS, 2) void attention_backwa
     bf16 *dqkv, const bf16 *dout, const bf16 *qkv, const float *stats, int T, int padded_T, int NH, float scale) {
     using Tile = Tiles<HS>;
     constexpr int M = Tile::BACKWARD_M, OWN = Tile::OWN, WALK = Tile::WALK, THREADS = Tile::THREADS;
-    constexpr int STEP = CAUSAL ? Tile::STEP : Tile::STEP / 2;  // without the branches of the mask the compiler overlaps more, and runs short
+    // Without the branches of the mask the compiler overlaps more, and runs short of registers.
+    constexpr int STEP = CAUSAL ? Tile::STEP : Tile::STEP / 2;
     const int warp = __shfl_sync(~0u, warp_id(), 0);  // told that it is the same in all lanes, the compiler saves their registers
     DYNAMIC_SHARED(memory);
     bf16 *const k_tile = (bf16 *)memory, *const v_tile = k_tile + OWN * HS, *const q_tiles = v_tile + OWN * HS;
@@ -309,8 +316,10 @@ static __global__ __launch_bounds__(Tiles<HS>::THREADS, 2) void attention_backwa
         load_tile<WALK, HS, THREADS>(to, q, 3 * C, tile * WALK, T);
         load_tile<WALK, HS, THREADS>(to + WALK * HS, dout_head, C, tile * WALK, T);
         const int i = threadIdx.x * 4;
-        if (i < 2 * WALK)
-            cp_async_16(tile_stats + tile % Tile::STAGES * 2 * WALK + i, stats + i / WALK * padded_T + tile * WALK + i % WALK, true);
+        if (i < 2 * WALK) {
+            cp_async_16(tile_stats + tile % Tile::STAGES * 2 * WALK + i,
+                        stats + i / WALK * padded_T + tile * WALK + i % WALK, true);
+        }
         cp_async_commit();
     };
     load_tile<OWN, HS, THREADS>(k_tile, k, 3 * C, block_key, T);
@@ -328,7 +337,7 @@ static __global__ __launch_bounds__(Tiles<HS>::THREADS, 2) void attention_backwa
 #pragma unroll 1  // two steps at once would need more registers than there are
         for (int step = 0; step < WALK; step += STEP) {
             const int first_query = tile * WALK + step;
-            if (first_query >= T || (CAUSAL && first_key > first_query + STEP - 1)) continue;  // none of these queries sees the warp's keys
+            if (first_query >= T || (CAUSAL && first_key > first_query + STEP - 1)) continue;  // none of them sees the warp's keys
 
             float p[M][STEP / 8][4] = {}, ds[M][STEP / 8][4];
 #pragma unroll
@@ -367,13 +376,14 @@ static __global__ __launch_bounds__(Tiles<HS>::THREADS, 2) void attention_backwa
 }
 
 template <int HS, bool CAUSAL>
-static void backward(bf16 *dqkv, const bf16 *dout, const bf16 *qkv, const bf16 *out, const float *lse, float *stats, Shape s, cudaStream_t stream) {
+static void backward(bf16 *dqkv, const bf16 *dout, const bf16 *qkv, const bf16 *out, const float *lse, float *stats, Shape s,
+                     cudaStream_t stream) {
     using Tile = Tiles<HS>;
     const int padded_T = padded(s.T), grid = (s.T + Tile::OWN - 1) / Tile::OWN * s.B * s.NH, block = 256;
     const size_t rows = (size_t)s.B * s.NH * padded_T;
     const float scale = 1.0f / sqrtf((float)HS);
-    LAUNCH(attention_stats_kernel<HS>, (unsigned)((rows * (HS / 8) + block - 1) / block), block, 0, stream, stats, dout, out, lse, s.T, padded_T,
-           s.NH, rows);
+    LAUNCH(attention_stats_kernel<HS>, (unsigned)((rows * (HS / 8) + block - 1) / block), block, 0, stream, stats, dout, out, lse,
+           s.T, padded_T, s.NH, rows);
     auto dq = attention_backward_dq_kernel<HS, CAUSAL>;
     LAUNCH(dq, grid, Tile::THREADS, Tile::BACKWARD_BYTES, stream, dqkv, dout, qkv, stats, s.T, padded_T, s.NH, scale);
     auto dkdv = attention_backward_dkdv_kernel<HS, CAUSAL>;
@@ -391,8 +401,8 @@ static void attention_forward(bf16 *out, float *lse, const bf16 *qkv, void *, Sh
     FOR_HEAD_SIZE(s, (forward<HS, CAUSAL>(out, lse, qkv, s, stream)));
 }
 
-static void attention_backward(bf16 *dqkv, const bf16 *dout, const bf16 *qkv, const bf16 *out, const float *lse, void *workspace, Shape s,
-                               cudaStream_t stream) {
+static void attention_backward(bf16 *dqkv, const bf16 *dout, const bf16 *qkv, const bf16 *out, const float *lse, void *workspace,
+                               Shape s, cudaStream_t stream) {
     FOR_HEAD_SIZE(s, (backward<HS, CAUSAL>(dqkv, dout, qkv, out, lse, (float *)workspace, s, stream)));
 }
 

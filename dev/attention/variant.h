@@ -1,6 +1,6 @@
 // What an attention variant is: two functions on device memory, and what the harness (main.cu) needs to know of them.
 //
-// A variant is one file beside this one that ends with one line, VARIANT(name, "idea"); the Makefile finds it there.
+// A variant is one file beside this one that ends with VARIANT(name, "idea"); the Makefile finds it there.
 #ifndef VARIANT_H
 #define VARIANT_H
 

@@ -16,15 +16,9 @@
 
 #ifdef __SANITIZE_ADDRESS__
 #define WITH_ASAN true
-#elif defined __has_feature
-#if __has_feature(address_sanitizer)
-#define WITH_ASAN true
+#else
+#define WITH_ASAN __has_feature(address_sanitizer)
 #endif
-#endif
-#ifndef WITH_ASAN
-#define WITH_ASAN false
-#endif
-
 #ifdef __clang__
 #define WITH_UBSAN __has_feature(undefined_behavior_sanitizer)
 #else  // gcc 12 has no macro for it, but its library is there
@@ -34,18 +28,18 @@
 // ----------------------------------------------------------------------------
 // Helpers
 
-static void *allocations[100];
-static int allocation_count;
+static std::vector<void *> allocations;  // of the test that runs
 
 template <typename T> static T *device(size_t count) {
     T *memory;
     CUDA_CHECK(cudaMalloc(&memory, count * sizeof(T)));
-    allocations[allocation_count++] = memory;
+    allocations.push_back(memory);
     return memory;
 }
 
-static void before_test(const char *) {
-    while (allocation_count) CUDA_CHECK(cudaFree(allocations[--allocation_count]));
+static void free_all(const char *) {
+    for (void *memory : allocations) CUDA_CHECK(cudaFree(memory));
+    allocations.clear();
 }
 
 static unsigned draw_below(unsigned end) { return (unsigned)(draw() % end); }
@@ -58,10 +52,22 @@ template <typename T> static T *drawn(size_t count) {  // any bits
     return memory;
 }
 
+// A kernel whose body is a lambda, where the test needs no more of a kernel.
+template <typename Body> __global__ void body_kernel(Body body) { body(); }
+template <typename Body> static void run(dim3 grid, dim3 block, size_t shared_bytes, Body body) {
+    LAUNCH(body_kernel<Body>, grid, block, shared_bytes, NULL, body);
+}
+
+// Does `right(i)` hold for each i from 0 to end - 1?
+template <typename Right> static bool all_right(int end, Right right) {
+    for (int i = 0; i < end; i++)
+        if (!right(i)) return false;
+    return true;
+}
+
 // How many of ten orders of the threads give a wrong answer.
 template <typename Right> static int wrong_orders(Right right) {
-    static uint64_t given;
-    given = cuda_on_cpu::seed;
+    uint64_t given = cuda_on_cpu::seed;
     int wrong = 0;
     for (unsigned i = 0; i < 10; i++) {
         cuda_on_cpu::seed = given * 1000 + i;
@@ -74,35 +80,34 @@ template <typename Right> static int wrong_orders(Right right) {
 // Runs `body` in a forked child. Returns its exit code, or 1000 + signal; `child_said` is what it wrote to stderr.
 static char child_said[8192];
 template <typename Body> static int exit_of(Body body) {
-    int ends[2];
+    FILE *file = tmpfile();
+    CHECK(file);
     fflush(NULL);
-    CHECK(pipe(ends) == 0);
     pid_t child = fork();
     CHECK(child >= 0);
     if (child == 0) {
         in_child = true;
-        dup2(ends[1], 2);
+        dup2(fileno(file), 2);
         alarm(60);
         body();
         _exit(0);
     }
-    close(ends[1]);
-    size_t length = 0;
-    char rest[4096];
-    for (;;) {
-        bool room = length < sizeof child_said - 1;
-        ssize_t got = read(ends[0], room ? child_said + length : rest, room ? sizeof child_said - 1 - length : sizeof rest);
-        if (got <= 0) break;
-        if (room) length += (size_t)got;
-    }
-    child_said[length] = 0;
-    close(ends[0]);
     int status;
     CHECK(waitpid(child, &status, 0) == child);
+    rewind(file);
+    child_said[fread(child_said, 1, sizeof child_said - 1, file)] = 0;
+    fclose(file);
     return WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);
 }
 
 #define CHECK_SAID(text) CHECK(strstr(child_said, text), "it said: %.600s", child_said)
+
+// The statement ends a child with an error, and with this message.
+#define CHECK_ENDS(text, ...)                                                    \
+    do {                                                                         \
+        CHECK(exit_of([=] { __VA_ARGS__; }) != 0, "it said: %.600s", child_said); \
+        CHECK_SAID(text);                                                        \
+    } while (0)
 
 // ----------------------------------------------------------------------------
 // Launches and indices
@@ -132,8 +137,7 @@ TEST(indices) {
         CHECK(visits[i] == 1);
         CHECK((t.z * block.y + t.y) * block.x + t.x == i % threads && t.x < block.x && t.y < block.y);
         CHECK((b.z * grid.y + b.y) * grid.x + b.x == i / threads && b.x < grid.x && b.y < grid.y);
-        CHECK(sizes[2 * i].x == block.x && sizes[2 * i].y == block.y && sizes[2 * i].z == block.z);
-        CHECK(sizes[2 * i + 1].x == grid.x && sizes[2 * i + 1].y == grid.y && sizes[2 * i + 1].z == grid.z);
+        CHECK(memcmp(&sizes[2 * i], &block, sizeof block) == 0 && memcmp(&sizes[2 * i + 1], &grid, sizeof grid) == 0);
     }
 }
 
@@ -156,24 +160,20 @@ __global__ void order_kernel(int *tickets, int *ticket) { tickets[blockIdx.x * b
 
 TEST(order_is_random) {
     int *first = device<int>(256), *second = device<int>(256), *blocks = device<int>(256), *ticket = device<int>(1);
-    int same = 0, ascending = 0, blocks_ascending = 0;
+    int same = 0, ascending = 0, blocks_ascending = 0, found[256] = {};
     unsigned workers = cuda_on_cpu::worker_count;
     cuda_on_cpu::worker_count = 1;
-    for (int *out : {first, second}) {
+    for (int *out : {first, second, blocks}) {
         *ticket = 0;
-        LAUNCH(order_kernel, 4, 64, 0, NULL, out, ticket);
+        LAUNCH(order_kernel, out == blocks ? 256 : 4, out == blocks ? 1 : 64, 0, NULL, out, ticket);
     }
-    *ticket = 0;
-    LAUNCH(order_kernel, 256, 1, 0, NULL, blocks, ticket);
     cuda_on_cpu::worker_count = workers;
     for (int i = 0; i < 256; i++) {
         CHECK(blocks[i] / 16 == i / 16, "blocks change places with near ones only");
         blocks_ascending += blocks[i] == i;
-        int found = 0;
-        for (int j = 0; j < 256; j++) found += first[j] == i;
-        CHECK(found == 1);
         same += first[i] == second[i];
         ascending += first[i] == i;
+        CHECK(found[first[i]]++ == 0, "each thread has run once");
     }
     CHECK(blocks_ascending < 64);
     CHECK(same < 64 && ascending < 64, "%d and %d of 256 tickets are in the same and in ascending order", same, ascending);
@@ -189,8 +189,8 @@ TEST(order_is_fair) {
         for (int i = 0; i < THREADS; i++) last[i] += tickets[i] == THREADS - 1;
     }
     for (int warp = 0; warp < 4; warp++) {
-        int size = warp < 3 ? 32 : 4, sum = 0, most = 0;
-        for (int i = 32 * warp; i < 32 * warp + size; i++) sum += last[i], most = last[i] > most ? last[i] : most;
+        int size = warp < 3 ? 32 : 4, *of_warp = last + 32 * warp;
+        int sum = std::accumulate(of_warp, of_warp + size, 0), most = *std::max_element(of_warp, of_warp + size);
         CHECK(sum > LAUNCHES / 8, "a thread of warp %d was the last in %d of %d launches", warp, sum, LAUNCHES);
         CHECK(most < 3 * sum / size, "one of warp %d's %d threads was the last %d of %d times", warp, size, most, sum);
     }
@@ -294,26 +294,14 @@ template <typename T> static void test_shuffles(void) {
                       "call %d, thread %d, delta %u, width %d, mask %08x", call, i, delta, width, mask);
             }
         }
-        before_test(NULL);
     }
 }
 
 TEST(shuffle_int) { test_shuffles<int>(); }
 TEST(shuffle_float) { test_shuffles<float>(); }
 TEST(shuffle_double) { test_shuffles<double>(); }
-TEST(shuffle_64_bits) { test_shuffles<unsigned long long>(); }
 TEST(shuffle_pair) { test_shuffles<float2>(); }
 TEST(shuffle_bf16_pair) { test_shuffles<__nv_bfloat162>(); }
-
-__global__ void vote_kernel(int *any, int *all, unsigned *ballot, const unsigned *votes, const unsigned *masks, int rounds) {
-    for (int r = 0; r < rounds; r++) {
-        int vote = votes[r] >> threadIdx.x & 1 ? 1 << threadIdx.x % 31 : 0;  // any value but 0 is a yes
-        if (!(masks[r] >> threadIdx.x & 1)) continue;
-        any[32 * r + threadIdx.x] = __any_sync(masks[r], vote);
-        all[32 * r + threadIdx.x] = __all_sync(masks[r], vote);
-        ballot[32 * r + threadIdx.x] = __ballot_sync(masks[r], vote);
-    }
-}
 
 TEST(votes) {
     enum { ROUNDS = 64 };
@@ -324,63 +312,59 @@ TEST(votes) {
         if (r % 8 < 2) votes[r] |= masks[r];
         if (r % 8 > 5) votes[r] &= ~masks[r];
     }
-    LAUNCH(vote_kernel, 1, 32, 0, NULL, any, all, ballot, votes, masks, ROUNDS);
-    for (int r = 0; r < ROUNDS; r++) {
-        for (int lane = 0; lane < 32; lane++) {
-            unsigned i = 32 * r + lane, expected = 0;
-            if (!(masks[r] >> lane & 1)) continue;
-            for (int l = 0; l < 32; l++)
-                if ((masks[r] & votes[r]) >> l & 1) expected += 1u << l;
-            CHECK(ballot[i] == expected && !any[i] == !expected && !all[i] == (expected != masks[r]));
+    run(1, 32, 0, [=] {
+        for (int r = 0; r < ROUNDS; r++) {
+            int vote = votes[r] >> threadIdx.x & 1 ? 1 << threadIdx.x % 31 : 0;  // any value but 0 is a yes
+            if (!(masks[r] >> threadIdx.x & 1)) continue;
+            any[32 * r + threadIdx.x] = __any_sync(masks[r], vote);
+            all[32 * r + threadIdx.x] = __all_sync(masks[r], vote);
+            ballot[32 * r + threadIdx.x] = __ballot_sync(masks[r], vote);
         }
+    });
+    for (int i = 0; i < 32 * ROUNDS; i++) {
+        unsigned mask = masks[i / 32], expected = votes[i / 32] & mask;
+        if (mask >> i % 32 & 1) CHECK(ballot[i] == expected && !any[i] == !expected && !all[i] == (expected != mask));
     }
 }
 
 // Lanes that have ended, or never were, are not waited for; both halves of a warp may go separate ways.
-__global__ void parts_of_warps_kernel(int *out, int ended) {
-    unsigned lane = threadIdx.x % 32;
-    if ((int)threadIdx.x < ended) return;
-    unsigned alive = __ballot_sync(0xFFFFFFFF, 1), half = lane < 16 ? 0x0000FFFF : 0xFFFF0000;
-    int sum = 1;
-    for (unsigned i = 0; i < 5 + lane / 16 * 7; i++) sum += __popc(__ballot_sync(half, lane % 2));
-    __syncwarp();
-    out[threadIdx.x] = __popc(alive) * 1000 + sum;
-}
-
 TEST(parts_of_warps) {
     for (int ended = 0; ended < 32; ended++) {
         int *out = device<int>(72);
-        LAUNCH(parts_of_warps_kernel, 1, 72, 0, NULL, out, ended);
+        run(1, 72, 0, [=] {
+            unsigned lane = threadIdx.x % 32;
+            if ((int)threadIdx.x < ended) return;
+            unsigned alive = __ballot_sync(0xFFFFFFFF, 1), half = lane < 16 ? 0x0000FFFF : 0xFFFF0000;
+            int sum = 1;
+            for (unsigned i = 0; i < 5 + lane / 16 * 7; i++) sum += __popc(__ballot_sync(half, lane % 2));
+            __syncwarp();
+            out[threadIdx.x] = __popc(alive) * 1000 + sum;
+        });
         for (int i = 0; i < 72; i++) {
             int alive = i < 32 ? 32 - ended : i < 64 ? 32 : 8, first = i / 16 * 16, odd = 0;
             for (int j = first; j < first + 16; j++) odd += j % 2 == 1 && j >= ended && j < 72;
             CHECK(out[i] == (i < ended ? -1 : alive * 1000 + 1 + odd * (i % 32 < 16 ? 5 : 12)), "thread %d: %d", i, out[i]);
         }
-        before_test(NULL);
     }
 }
 
 // Values go round in each half of a warp, in one more often than in the other: no lane may see another's next value.
-__global__ void halves_kernel(int *out) {
-    unsigned lane = threadIdx.x, first = lane & 16, value = lane;
-    for (unsigned i = 0; i < 20 + first; i++) value = __shfl_sync(0xFFFFu << first, 3 * value + i, first + (lane + 1) % 16);
-    out[lane] = (int)value;
+static bool halves_right(void) {
+    int *out = device<int>(32);
+    run(1, 32, 0, [=] {
+        unsigned lane = threadIdx.x, first = lane & 16, value = lane;
+        for (unsigned i = 0; i < 20 + first; i++) value = __shfl_sync(0xFFFFu << first, 3 * value + i, first + (lane + 1) % 16);
+        out[lane] = (int)value;
+    });
+    return all_right(32, [=](int lane) {
+        int first = lane & 16, turns = 20 + first;
+        unsigned value = first + (lane + turns) % 16;
+        for (int i = 0; i < turns; i++) value = 3 * value + i;
+        return out[lane] == (int)value;
+    });
 }
 
-TEST(halves_of_a_warp) {
-    CHECK(wrong_orders([] {
-        int *out = device<int>(32), wrong = 0;
-        LAUNCH(halves_kernel, 1, 32, 0, NULL, out);
-        for (int lane = 0; lane < 32; lane++) {
-            int first = lane & 16, turns = 20 + first;
-            unsigned value = first + (lane + turns) % 16;
-            for (int i = 0; i < turns; i++) value = 3 * value + i;
-            wrong += out[lane] != (int)value;
-        }
-        before_test(NULL);
-        return wrong == 0;
-    }) == 0);
-}
+TEST(halves_of_a_warp) { CHECK(wrong_orders(halves_right) == 0); }
 
 // ----------------------------------------------------------------------------
 // Barriers and shared memory
@@ -403,16 +387,10 @@ template <int N, bool BARRIER> __global__ void block_sum_kernel(int *out, const 
 
 template <int N, bool BARRIER> static bool sums_right(void) {
     enum { BLOCKS = 20 };
-    int *in = device<int>(BLOCKS * N), *out = device<int>(BLOCKS), wrong = 0;
+    int *in = device<int>(BLOCKS * N), *out = device<int>(BLOCKS);
     for (int i = 0; i < BLOCKS * N; i++) in[i] = (int)draw_below(1000000);
     LAUNCH((block_sum_kernel<N, BARRIER>), BLOCKS, N, 0, NULL, out, in);
-    for (int b = 0; b < BLOCKS; b++) {
-        int sum = 0;
-        for (int i = 0; i < N; i++) sum += in[b * N + i];
-        wrong += out[b] != sum;
-    }
-    before_test(NULL);
-    return wrong == 0;
+    return all_right(BLOCKS, [=](int b) { return out[b] == std::accumulate(in + b * N, in + (b + 1) * N, 0); });
 }
 
 TEST(barrier) {
@@ -423,74 +401,61 @@ TEST(barrier) {
 TEST(planted_missing_barrier) { CHECK((wrong_orders(sums_right<128, false>) > 0)); }
 
 // Values go round; without the second barrier a thread that is ahead overwrites what others have yet to read.
-template <bool SECOND> __global__ void rotate_kernel(int *out, int turns) {
-    __shared__ int ring[96];
-    int value = threadIdx.x;
-    for (int i = 0; i < turns; i++) {
-        ring[threadIdx.x] = value;
-        __syncthreads();
-        value = ring[(threadIdx.x + 1) % 96];
-        if (SECOND) __syncthreads();
-    }
-    out[threadIdx.x] = value;
-}
-
 template <bool SECOND> static bool rotates(void) {
-    int *out = device<int>(96), turns = 20, wrong = 0;
-    LAUNCH(rotate_kernel<SECOND>, 1, 96, 0, NULL, out, turns);
-    for (int i = 0; i < 96; i++) wrong += out[i] != (i + turns) % 96;
-    before_test(NULL);
-    return wrong == 0;
+    int *out = device<int>(96), turns = 20;
+    run(1, 96, 0, [=] {
+        __shared__ int ring[96];
+        int value = threadIdx.x;
+        for (int i = 0; i < turns; i++) {
+            ring[threadIdx.x] = value;
+            __syncthreads();
+            value = ring[(threadIdx.x + 1) % 96];
+            if (SECOND) __syncthreads();
+        }
+        out[threadIdx.x] = value;
+    });
+    return all_right(96, [=](int i) { return out[i] == (i + turns) % 96; });
 }
 
 TEST(barrier_before_overwriting) { CHECK(wrong_orders(rotates<true>) == 0); }
 TEST(planted_missing_barrier_before_overwriting) { CHECK(wrong_orders(rotates<false>) > 0); }
 
-template <bool SYNC> __global__ void warp_exchange_kernel(int *out) {
-    __shared__ int values[64];
-    values[threadIdx.x] = threadIdx.x * 3;
-    if (SYNC) __syncwarp();
-    out[threadIdx.x] = values[threadIdx.x ^ 5];
-}
-
 template <bool SYNC> static bool warp_exchanges(void) {
-    int *out = device<int>(64), wrong = 0;
-    LAUNCH(warp_exchange_kernel<SYNC>, 1, 64, 0, NULL, out);
-    for (int i = 0; i < 64; i++) wrong += out[i] != (i ^ 5) * 3;
-    before_test(NULL);
-    return wrong == 0;
+    int *out = device<int>(64);
+    run(1, 64, 0, [=] {
+        __shared__ int values[64];
+        values[threadIdx.x] = threadIdx.x * 3;
+        if (SYNC) __syncwarp();
+        out[threadIdx.x] = values[threadIdx.x ^ 5];
+    });
+    return all_right(64, [=](int i) { return out[i] == (i ^ 5) * 3; });
 }
 
 TEST(syncwarp) { CHECK(wrong_orders(warp_exchanges<true>) == 0); }
 TEST(planted_missing_syncwarp) { CHECK(wrong_orders(warp_exchanges<false>) > 0); }
 
-__global__ void barrier_votes_kernel(int *any, int *all, int *count, const int *votes, int rounds) {
-    if (threadIdx.x % 7 == 6) return;  // threads that have ended are not waited for
-    for (int r = 0; r < rounds; r++) {
-        int i = r * blockDim.x + threadIdx.x;
-        any[i] = __syncthreads_or(votes[i]);
-        all[i] = __syncthreads_and(votes[i]);
-        count[i] = __syncthreads_count(votes[i]);
-    }
-}
-
 TEST(barrier_votes) {
-    enum { ROUNDS = 30, THREADS = 100 };
-    int *votes = device<int>(ROUNDS * THREADS), *any = device<int>(ROUNDS * THREADS), *all = device<int>(ROUNDS * THREADS);
-    int *count = device<int>(ROUNDS * THREADS);
-    for (int i = 0; i < ROUNDS * THREADS; i++) {
+    enum { ROUNDS = 30, THREADS = 100, ALL = ROUNDS * THREADS };
+    int *votes = device<int>(ALL), *any = device<int>(ALL), *all = device<int>(ALL), *count = device<int>(ALL);
+    for (int i = 0; i < ALL; i++) {
         int r = i / THREADS;
         votes[i] = r % 3 == 0 ? (int)draw() | 1 : r % 3 == 1 ? 0 : (int)draw_below(2) << 8;
     }
-    for (int i = 0; i < 50; i++) LAUNCH(barrier_votes_kernel, 1, THREADS, 0, NULL, any, all, count, votes, ROUNDS);
-    for (int r = 0; r < ROUNDS; r++) {
-        int yes = 0, voters = 0;
-        for (int i = 0; i < THREADS; i++)
-            if (i % 7 != 6) voters++, yes += votes[r * THREADS + i] != 0;
-        for (int i = 0; i < THREADS; i++) {
-            int j = r * THREADS + i;
-            if (i % 7 != 6) CHECK(count[j] == yes && !any[j] == (yes == 0) && !all[j] == (yes != voters));
-        }
+    for (int launch = 0; launch < 50; launch++) {
+        run(1, THREADS, 0, [=] {
+            if (threadIdx.x % 7 == 6) return;  // threads that have ended are not waited for
+            for (int i = threadIdx.x; i < ALL; i += THREADS) {
+                any[i] = __syncthreads_or(votes[i]);
+                all[i] = __syncthreads_and(votes[i]);
+                count[i] = __syncthreads_count(votes[i]);
+            }
+        });
+    }
+    for (int i = 0; i < ALL; i++) {
+        int first = i / THREADS * THREADS, yes = 0, voters = 0;
+        for (int j = 0; j < THREADS; j++)
+            if (j % 7 != 6) voters++, yes += votes[first + j] != 0;
+        if (i % THREADS % 7 != 6) CHECK(count[i] == yes && !any[i] == (yes == 0) && !all[i] == (yes != voters));
     }
 }
 
@@ -526,11 +491,11 @@ TEST(static_shared) {
 // ----------------------------------------------------------------------------
 // Atomics, and blocks that wait for each other
 
-struct Totals { int i, least, most, hits; unsigned u, bits, cleared, umost, locked; unsigned long long l; float f; double d; };
+struct Totals { int sum, least, most; unsigned u, umost, locked; unsigned long long l; float f; double d; };
 
 __global__ void atomics_kernel(Totals *totals, const int *in, int *lock, int *seen, int *slot) {
     int i = blockIdx.x * blockDim.x + threadIdx.x, x = in[i];
-    atomicAdd(&totals->i, x);
+    atomicAdd(&totals->sum, x);
     atomicAdd(&totals->u, (unsigned)x);
     atomicAdd(&totals->l, (unsigned long long)x << 20);
     atomicAdd(&totals->f, (float)(x % 8));
@@ -540,7 +505,9 @@ __global__ void atomics_kernel(Totals *totals, const int *in, int *lock, int *se
     atomicMax(&totals->umost, (unsigned)x);
     seen[atomicExch(slot, i)] += 1;  // each value is taken out once
     while (atomicCAS(lock, 0, 1) != 0) __nanosleep(20);
-    totals->locked = totals->locked + 1;  // not atomic: the lock protects it
+    unsigned locked = totals->locked;  // not atomic: the lock protects it
+    __nanosleep(20);
+    totals->locked = locked + 1;
     __threadfence();
     atomicExch(lock, 0);
 }
@@ -549,44 +516,36 @@ TEST(atomics) {
     enum { BLOCKS = 12, THREADS = 96, ALL = BLOCKS * THREADS };
     int *in = device<int>(ALL), *lock = device<int>(1), *seen = device<int>(ALL + 1), *slot = device<int>(1);
     Totals *totals = device<Totals>(1), expected = {};
-    expected.least = totals->least = INT32_MAX;
-    memset(totals, 0, sizeof *totals);
-    memset(seen, 0, (ALL + 1) * sizeof *seen);
-    totals->cleared = expected.cleared = 0xFFFFFFFF;
+    cudaMemset(totals, 0, sizeof *totals);
+    cudaMemset(seen, 0, (ALL + 1) * sizeof *seen);
     *lock = 0;
     *slot = ALL;
     for (int i = 0; i < ALL; i++) {
         int x = in[i] = (int)draw_below(1 << 20) - (1 << 19);
-        expected.i += x;
+        expected.sum += x;
         expected.u += (unsigned)x;
         expected.l += (unsigned long long)x << 20;
         expected.f += (float)(x % 8);
         expected.d += x;
-        expected.bits |= 1u << (x & 15);
-        expected.cleared &= ~(1u << (x & 15));
-        if (x < expected.least) expected.least = x;
-        if (x > expected.most) expected.most = x;
-        if ((unsigned)x > expected.umost) expected.umost = (unsigned)x;
+        expected.umost = std::max(expected.umost, (unsigned)x);
     }
     LAUNCH(atomics_kernel, BLOCKS, THREADS, 0, NULL, totals, in, lock, seen, slot);
-    CHECK(totals->i == expected.i && totals->u == expected.u && totals->l == expected.l);
-    CHECK(totals->f == expected.f && totals->d == expected.d);
-    CHECK(totals->least == expected.least && totals->most == expected.most && totals->umost == expected.umost);
+    CHECK(totals->sum == expected.sum && totals->u == expected.u && totals->l == expected.l);
+    CHECK(totals->f == expected.f && totals->d == expected.d && totals->umost == expected.umost);
+    CHECK(totals->least == *std::min_element(in, in + ALL) && totals->most == *std::max_element(in, in + ALL));
     CHECK(totals->locked == ALL, "%u", totals->locked);
     for (int i = 0; i <= ALL; i++) CHECK(seen[i] + (*slot == i) == 1);
 }
 
 // A read and a write that should have been one atomic.
-__global__ void torn_add_kernel(int *total) { atomicExch(total, atomicAdd(total, 0) + 1); }
-
-TEST(planted_torn_atomic) {
+static bool torn_adds_right(void) {
     int *total = device<int>(1);
-    CHECK(wrong_orders([=] {
-        *total = 0;
-        LAUNCH(torn_add_kernel, 4, 128, 0, NULL, total);
-        return *total == 4 * 128;
-    }) > 0);
+    *total = 0;
+    run(4, 128, 0, [=] { atomicExch(total, atomicAdd(total, 0) + 1); });
+    return *total == 4 * 128;
 }
+
+TEST(planted_torn_atomic) { CHECK(wrong_orders(torn_adds_right) > 0); }
 
 // Block n waits for block n - 1.
 template <bool BY_ATOMIC> __global__ void chain_kernel(volatile int *done, int *order) {
@@ -601,32 +560,27 @@ template <bool BY_ATOMIC> __global__ void chain_kernel(volatile int *done, int *
     if (threadIdx.x == 17) done[blockIdx.x] = 1;
 }
 
-// All blocks wait until all have come: possible while they are no more than the multiprocessors.
-__global__ void meeting_kernel(int *arrived, int *out) {
-    if (threadIdx.x == 0) atomicAdd(arrived, 1);
-    while (*(volatile int *)arrived < (int)gridDim.x) __nanosleep(100);
-    out[blockIdx.x * blockDim.x + threadIdx.x] = 1;
-}
-
 TEST(blocks_wait_for_blocks) {
     enum { BLOCKS = 100 };
     int multiprocessors;
     CUDA_CHECK(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, 0));
-    static unsigned given;
-    given = cuda_on_cpu::worker_count;
+    unsigned given = cuda_on_cpu::worker_count;
     for (unsigned workers = 1; workers <= 3; workers++) {
         cuda_on_cpu::worker_count = workers;
         int *done = device<int>(BLOCKS), *order = device<int>(BLOCKS), *arrived = device<int>(1);
         int *out = device<int>(multiprocessors * 40);
-        for (int by_atomic = 0; by_atomic < 2; by_atomic++) {
+        for (auto kernel : {chain_kernel<true>, chain_kernel<false>}) {
             memset(done, 0, BLOCKS * sizeof *done);
-            auto kernel = by_atomic ? chain_kernel<true> : chain_kernel<false>;
             LAUNCH(kernel, BLOCKS, 64, 0, NULL, done, order);
-            for (int i = 0; i < BLOCKS; i++) CHECK(order[i] == i);
+            CHECK(all_right(BLOCKS, [=](int i) { return order[i] == i; }));
         }
         *arrived = 0;
-        LAUNCH(meeting_kernel, multiprocessors, 40, 0, NULL, arrived, out);
-        for (int i = 0; i < multiprocessors * 40; i++) CHECK(out[i] == 1);
+        run(multiprocessors, 40, 0, [=] {  // all wait until all have come: possible with no more blocks than multiprocessors
+            if (threadIdx.x == 0) atomicAdd(arrived, 1);
+            while (*(volatile int *)arrived < (int)gridDim.x) __nanosleep(100);
+            out[blockIdx.x * blockDim.x + threadIdx.x] = 1;
+        });
+        CHECK(all_right(multiprocessors * 40, [=](int i) { return out[i] == 1; }));
     }
     cuda_on_cpu::worker_count = given;
 }
@@ -678,13 +632,12 @@ TEST(bf16_pairs) {
 
 TEST(vector_types) {
     CHECK(sizeof(float4) == 16 && alignof(float4) == 16 && sizeof(int4) == 16 && alignof(int4) == 16 && alignof(uint4) == 16);
-    CHECK(sizeof(float2) == 8 && alignof(float2) == 8 && alignof(int2) == 8 && alignof(uint2) == 8);
+    CHECK(sizeof(float2) == 8 && alignof(float2) == 8 && alignof(int2) == 8 && alignof(uint2) == 8 && alignof(double2) == 16);
     CHECK(sizeof(float3) == 12 && alignof(float3) == 4 && sizeof(uint3) == 12 && sizeof(dim3) == 12);
     CHECK(sizeof(ushort4) == 8 && alignof(ushort4) == 8);
-    CHECK(alignof(double2) == 16);
     float4 f = make_float4(1, 2, 3, 4);
-    uint4 u = make_uint4(5, 6, 7, 8);
-    CHECK(f.x == 1 && f.y == 2 && f.z == 3 && f.w == 4 && u.x == 5 && u.y == 6 && u.z == 7 && u.w == 8);
+    uint3 u = make_uint3(5, 6, 7);
+    CHECK(f.x == 1 && f.y == 2 && f.z == 3 && f.w == 4 && u.x == 5 && u.y == 6 && u.z == 7);
     dim3 d(7);
     CHECK(d.x == 7 && d.y == 1 && d.z == 1 && warpSize == 32);
 }
@@ -699,8 +652,7 @@ TEST(numbers) {
         unsigned bits = (unsigned)draw() >> draw_below(32);
         int leading = 0, ones = 0;
         while (leading < 32 && !(bits >> (31 - leading) & 1)) leading++;
-        for (int b = 31; b >= 0; b--)
-            if (bits >> b & 1) ones++;
+        for (int b = 0; b < 32; b++) ones += bits >> b & 1;
         CHECK(__clz((int)bits) == leading && __popc(bits) == ones);
         CHECK(__float_as_uint(__uint_as_float(bits & 0x7F7FFFFF)) == (bits & 0x7F7FFFFF));
         CHECK(__float_as_int(__int_as_float((int)(bits & 0x7F7FFFFF))) == (int)(bits & 0x7F7FFFFF));
@@ -723,38 +675,31 @@ TEST(numbers) {
 // ----------------------------------------------------------------------------
 // ldmatrix and mma. The layouts are written here element by element, as in the tables of the PTX manual.
 
-// Row r of matrix m lies at `places[8 * m + r]`, in units of 16 bytes.
-__global__ void ldmatrix_kernel(uint32_t *out, uint32_t *out_trans, const uint16_t *in, const int *places, int units) {
-    DYNAMIC_SHARED(memory);
-    for (int i = threadIdx.x; i < units * 8; i += blockDim.x) ((uint16_t *)memory)[i] = in[i];
-    __syncthreads();
-    uint32_t r[4];
-    for (int repeat = 0; repeat < 3; repeat++) {  // lanes that are ahead must not disturb the others' results
-        ldmatrix_x4(r, memory + 16 * places[threadIdx.x % 32]);
-        memcpy(out + 4 * threadIdx.x, r, sizeof r);
-        ldmatrix_x4_trans(r, memory + 16 * places[threadIdx.x % 32]);
-        memcpy(out_trans + 4 * threadIdx.x, r, sizeof r);
-    }
-}
-
 TEST(ldmatrix) {
     enum { UNITS = 100, THREADS = 64 };
     uint16_t *in = drawn<uint16_t>(UNITS * 8);
     int *places = device<int>(32);
     uint32_t *out = device<uint32_t>(4 * THREADS), *out_trans = device<uint32_t>(4 * THREADS);
-    for (int i = 0; i < 32; i++) places[i] = (int)draw_below(UNITS);
-    LAUNCH(ldmatrix_kernel, 1, THREADS, UNITS * 16, NULL, out, out_trans, in, places, UNITS);
-    for (int thread = 0; thread < THREADS; thread++) {
-        for (int m = 0; m < 4; m++) {
-            int lane = thread % 32;
-            for (int half = 0; half < 2; half++) {
-                auto element = [&](int row, int column) { return in[8 * places[8 * m + row] + column]; };
-                uint16_t got = (uint16_t)(out[4 * thread + m] >> 16 * half);
-                uint16_t got_trans = (uint16_t)(out_trans[4 * thread + m] >> 16 * half);
-                CHECK(got == element(lane / 4, lane % 4 * 2 + half), "lane %d, matrix %d", lane, m);
-                CHECK(got_trans == element(lane % 4 * 2 + half, lane / 4), "transposed, lane %d, matrix %d", lane, m);
-            }
+    for (int i = 0; i < 32; i++) places[i] = (int)draw_below(UNITS);  // of row i % 8 of matrix i / 8, in units of 16 bytes
+    run(1, THREADS, UNITS * 16, [=] {
+        DYNAMIC_SHARED(memory);
+        for (int i = threadIdx.x; i < UNITS * 8; i += THREADS) ((uint16_t *)memory)[i] = in[i];
+        __syncthreads();
+        uint32_t r[4];
+        for (int repeat = 0; repeat < 3; repeat++) {  // lanes that are ahead must not disturb the others' results
+            ldmatrix_x4(r, memory + 16 * places[threadIdx.x % 32]);
+            memcpy(out + 4 * threadIdx.x, r, sizeof r);
+            ldmatrix_x4_trans(r, memory + 16 * places[threadIdx.x % 32]);
+            memcpy(out_trans + 4 * threadIdx.x, r, sizeof r);
         }
+    });
+    for (int i = 0; i < 8 * THREADS; i++) {
+        int thread = i / 8, lane = thread % 32, m = i / 2 % 4, half = i % 2;
+        auto element = [&](int row, int column) { return in[8 * places[8 * m + row] + column]; };
+        uint16_t got = (uint16_t)(out[4 * thread + m] >> 16 * half);
+        uint16_t got_trans = (uint16_t)(out_trans[4 * thread + m] >> 16 * half);
+        CHECK(got == element(lane / 4, lane % 4 * 2 + half), "lane %d, matrix %d", lane, m);
+        CHECK(got_trans == element(lane % 4 * 2 + half, lane / 4), "transposed, lane %d, matrix %d", lane, m);
     }
 }
 
@@ -776,11 +721,7 @@ __global__ void mma_kernel(float *d, const float *a, const float *b, bool swappe
     }
     memcpy(a_registers, a_elements, sizeof a_registers);
     memcpy(b_registers, b_elements, sizeof b_registers);
-    if (swapped) {
-        uint32_t second = a_registers[1];
-        a_registers[1] = a_registers[2];
-        a_registers[2] = second;
-    }
+    if (swapped) std::swap(a_registers[1], a_registers[2]);
     for (int repeat = 0; repeat < 3; repeat++) mma_m16n8k16(d_elements, a_registers, b_registers[0], b_registers[1]);
     for (int i = 0; i < 4; i++) d[8 * (i < 2 ? group : group + 8) + in_group * 2 + (i & 1)] = d_elements[i];
 }
@@ -804,7 +745,6 @@ static double mma_error(bool small, bool swapped) {
         }
         worst = fmax(worst, fabs(d[i] - sum) / size);
     }
-    before_test(NULL);
     return worst;
 }
 
@@ -827,18 +767,17 @@ template <bool SYNC> __global__ void tile_product_kernel(float *c, float *c_tran
     // matrices in the order (upper left, lower left, upper right, lower right)
     ldmatrix_x4(a_registers, &a_tile[lane % 16][lane / 16 * 8]);
     ldmatrix_x4_trans(b_registers, &b_tile[lane % 16][lane / 16 * 8]);
-    for (int half = 0; half < 2; half++) {
-        float d[4] = {0, 0, 0, 0};
-        mma_m16n8k16(d, a_registers, b_registers[2 * half], b_registers[2 * half + 1]);
-        for (int i = 0; i < 4; i++) c[16 * (group + i / 2 * 8) + 8 * half + 2 * in_group + i % 2] = d[i];
-    }
+    auto multiply = [&](float *to) {
+        for (int half = 0; half < 2; half++) {
+            float d[4] = {0, 0, 0, 0};
+            mma_m16n8k16(d, a_registers, b_registers[2 * half], b_registers[2 * half + 1]);
+            for (int i = 0; i < 4; i++) to[16 * (group + i / 2 * 8) + 8 * half + 2 * in_group + i % 2] = d[i];
+        }
+    };
+    multiply(c);
     // b's rows are the columns now: not transposed, (rows 0-7, columns 0-7), (rows 0-7, 8-15), (rows 8-15, ...
     ldmatrix_x4(b_registers, &b_tile[lane / 16 * 8 + lane % 8][lane / 8 % 2 * 8]);
-    for (int half = 0; half < 2; half++) {
-        float d[4] = {0, 0, 0, 0};
-        mma_m16n8k16(d, a_registers, b_registers[2 * half], b_registers[2 * half + 1]);
-        for (int i = 0; i < 4; i++) c_trans[16 * (group + i / 2 * 8) + 8 * half + 2 * in_group + i % 2] = d[i];
-    }
+    multiply(c_trans);
 }
 
 template <bool SYNC> static bool tile_products_right(void) {
@@ -846,19 +785,14 @@ template <bool SYNC> static bool tile_products_right(void) {
     float *c = device<float>(256), *c_trans = device<float>(256);
     for (int i = 0; i < 256; i++) a[i] = bf16((float)draw_small()), b[i] = bf16((float)draw_small());
     LAUNCH(tile_product_kernel<SYNC>, 1, 32, 0, NULL, c, c_trans, a, b);
-    int wrong = 0;
-    for (int i = 0; i < 16; i++) {
-        for (int j = 0; j < 16; j++) {
-            float sum = 0, sum_trans = 0;
-            for (int k = 0; k < 16; k++) {
-                sum += (float)a[16 * i + k] * (float)b[16 * k + j];
-                sum_trans += (float)a[16 * i + k] * (float)b[16 * j + k];
-            }
-            wrong += !(c[16 * i + j] == sum && c_trans[16 * i + j] == sum_trans);
+    return all_right(256, [=](int i) {
+        float sum = 0, sum_trans = 0;
+        for (int k = 0; k < 16; k++) {
+            sum += (float)a[i / 16 * 16 + k] * (float)b[16 * k + i % 16];
+            sum_trans += (float)a[i / 16 * 16 + k] * (float)b[i % 16 * 16 + k];
         }
-    }
-    before_test(NULL);
-    return wrong == 0;
+        return c[i] == sum && c_trans[i] == sum_trans;
+    });
 }
 
 TEST(tile_product) { CHECK(wrong_orders(tile_products_right<true>) == 0); }
@@ -867,60 +801,55 @@ TEST(planted_missing_syncwarp_before_ldmatrix) { CHECK(wrong_orders(tile_product
 // ----------------------------------------------------------------------------
 // cp.async
 
-__global__ void async_kernel(int4 *out, int4 *in) {
-    DYNAMIC_SHARED(memory);
-    int4 *tile = (int4 *)memory;
-    for (int i = 0; i < 8; i++) tile[i] = make_int4(1, 1, 1, 1);
-    cp_async_16(&tile[0], &in[0], true);
-    cp_async_16(&tile[1], &in[1], false);
-    cp_async_commit();
-    cp_async_16(&tile[2], &in[2], true);
-    cp_async_commit();
-    cp_async_16(&tile[3], &in[3], true);
-    for (int i = 0; i < 4; i++) out[i] = tile[i];
-    in[0].x = 1000;  // the copy may read as late as at the wait
-    cp_async_wait<2>();
-    for (int i = 0; i < 4; i++) out[4 + i] = tile[i];
-    cp_async_wait<1>();
-    for (int i = 0; i < 4; i++) out[8 + i] = tile[i];
-    cp_async_wait<0>();
-    for (int i = 0; i < 4; i++) out[12 + i] = tile[i];
-    cp_async_commit();
-    cp_async_wait<0>();
-    for (int i = 0; i < 5; i++) out[16 + i] = tile[i];
-}
-
 TEST(cp_async) {
     int4 *in = drawn<int4>(4), *out = device<int4>(21);
-    LAUNCH(async_kernel, 1, 1, 8 * 16, NULL, out, in);
+    run(1, 1, 8 * 16, [=] {
+        DYNAMIC_SHARED(memory);
+        int4 *tile = (int4 *)memory;
+        auto show = [=](int step, int count) { memcpy(out + 4 * step, tile, count * sizeof *tile); };
+        for (int i = 0; i < 8; i++) tile[i] = make_int4(1, 1, 1, 1);
+        cp_async_16(&tile[0], &in[0], true);
+        cp_async_16(&tile[1], &in[1], false);
+        cp_async_commit();
+        cp_async_16(&tile[2], &in[2], true);
+        cp_async_commit();
+        cp_async_16(&tile[3], &in[3], true);
+        show(0, 4);
+        in[0].x = 1000;  // the copy may read as late as at the wait
+        cp_async_wait<2>();
+        show(1, 4);
+        cp_async_wait<1>();
+        show(2, 4);
+        cp_async_wait<0>();
+        show(3, 4);
+        cp_async_commit();
+        cp_async_wait<0>();
+        show(4, 5);
+    });
     CHECK(in[0].x == 1000);
     int4 nothing = make_int4(-1, -1, -1, -1), zeros = make_int4(0, 0, 0, 0), ones = make_int4(1, 1, 1, 1);
     // what has arrived after issue, wait<2>, wait<1>, wait<0> before the last commit, and after it
     bool arrived[5][4] = {{0, 0, 0, 0}, {0, 0, 0, 0}, {1, 1, 0, 0}, {1, 1, 1, 0}, {1, 1, 1, 1}};
-    for (int step = 0; step < 5; step++) {
-        for (int i = 0; i < 4; i++) {
-            int4 expected = !arrived[step][i] ? nothing : i == 1 ? zeros : in[i];
-            CHECK(memcmp(&out[4 * step + i], &expected, 16) == 0, "step %d, copy %d", step, i);
-        }
+    for (int i = 0; i < 20; i++) {
+        int4 expected = !arrived[i / 4][i % 4] ? nothing : i % 4 == 1 ? zeros : in[i % 4];
+        CHECK(memcmp(&out[i], &expected, 16) == 0, "step %d, copy %d", i / 4, i % 4);
     }
     CHECK(memcmp(&out[20], &ones, 16) == 0, "what was not copied to stays");
 }
 
 // A copy that its thread does not wait for never happens, not even when another block's thread waits.
-__global__ void late_copy_kernel(int4 *out, const int4 *in, bool start) {
-    DYNAMIC_SHARED(memory);
-    int4 *tile = (int4 *)memory;
-    tile[threadIdx.x] = make_int4(1, 1, 1, 1);
-    if (start) cp_async_16(&tile[threadIdx.x], in, true);
-    cp_async_commit();
-    if (!start) cp_async_wait<0>();
-    out[threadIdx.x] = tile[threadIdx.x];
-}
-
 TEST(copies_end_with_the_thread) {
     int4 *in = drawn<int4>(1), *out = device<int4>(32), ones = make_int4(1, 1, 1, 1);
-    LAUNCH(late_copy_kernel, 1, 32, 32 * 16, NULL, out, in, true);
-    LAUNCH(late_copy_kernel, 1, 32, 32 * 16, NULL, out, in, false);
+    for (bool start : {true, false}) {
+        run(1, 32, 0, [=] {
+            __shared__ int4 tile[32];  // static, because dynamic shared memory lies elsewhere in each launch
+            tile[threadIdx.x] = ones;
+            if (start) cp_async_16(&tile[threadIdx.x], in, true);
+            cp_async_commit();
+            if (!start) cp_async_wait<0>();
+            out[threadIdx.x] = tile[threadIdx.x];
+        });
+    }
     for (int i = 0; i < 32; i++) CHECK(memcmp(&out[i], &ones, 16) == 0);
 }
 
@@ -947,19 +876,17 @@ template <Fault FAULT> __global__ void pipeline_kernel(int *out, const int4 *in,
 template <Fault FAULT> static bool pipeline_right(void) {
     enum { TILES = 9 };
     int4 *in = device<int4>(64 * TILES);
-    int *out = device<int>(64), wrong = 0;
+    int *out = device<int>(64);
     for (int i = 0; i < 64 * TILES; i++) in[i] = make_int4(draw_small(), draw_small(), draw_small(), draw_small());
     LAUNCH(pipeline_kernel<FAULT>, 1, 64, 0, NULL, out, in, TILES);
-    for (int thread = 0; thread < 64; thread++) {
+    return all_right(64, [=](int thread) {
         int sum = 0;
         for (int tile = 0; tile < TILES; tile++) {
             int4 part = in[64 * tile + (thread + 1) % 64];
             sum += part.x + part.y + part.z + part.w;
         }
-        wrong += out[thread] != sum;
-    }
-    before_test(NULL);
-    return wrong == 0;
+        return out[thread] == sum;
+    });
 }
 
 TEST(pipeline) { CHECK(wrong_orders(pipeline_right<NO_FAULT>) == 0); }
@@ -1003,24 +930,20 @@ TEST(streams_and_events) {
     CUDA_CHECK(cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking));
     CUDA_CHECK(cudaEventCreate(&start));
     CUDA_CHECK(cudaEventCreateWithFlags(&end, cudaEventDefault));
-    struct timespec before, after;
-    clock_gettime(CLOCK_MONOTONIC, &before);
+    auto before = std::chrono::steady_clock::now();
     CUDA_CHECK(cudaEventRecord(start, stream));
     usleep(20000);
     CUDA_CHECK(cudaEventRecord(end, stream));
-    clock_gettime(CLOCK_MONOTONIC, &after);
+    std::chrono::duration<float, std::milli> most = std::chrono::steady_clock::now() - before;
     CUDA_CHECK(cudaStreamWaitEvent(other, end, 0));
     CUDA_CHECK(cudaEventSynchronize(end));
     CUDA_CHECK(cudaStreamSynchronize(stream));
     CUDA_CHECK(cudaDeviceSynchronize());
     float milliseconds;
     CUDA_CHECK(cudaEventElapsedTime(&milliseconds, start, end));
-    double most = (double)(after.tv_sec - before.tv_sec) * 1e3 + (double)(after.tv_nsec - before.tv_nsec) * 1e-6;
-    CHECK(milliseconds >= 20 && milliseconds <= most + 0.01, "%g", milliseconds);
-    CUDA_CHECK(cudaEventDestroy(start));
-    CUDA_CHECK(cudaEventDestroy(end));
-    CUDA_CHECK(cudaStreamDestroy(stream));
-    CUDA_CHECK(cudaStreamDestroy(other));
+    CHECK(milliseconds >= 20 && milliseconds <= most.count() + 0.01f, "%g", milliseconds);
+    for (cudaEvent_t event : {start, end}) CUDA_CHECK(cudaEventDestroy(event));
+    for (cudaStream_t each : {stream, other}) CUDA_CHECK(cudaStreamDestroy(each));
 }
 
 TEST(device) {
@@ -1051,60 +974,44 @@ __global__ void divergent_barrier_kernel(void) {
     if (threadIdx.x < 40) __syncthreads();
     else __syncwarp(1u << threadIdx.x % 32 | 1u << (threadIdx.x - 1) % 32);
 }
-__global__ void two_collectives_kernel(int *out) {
-    out[threadIdx.x] = threadIdx.x < 5 ? __shfl_sync(0xFFFFFFFF, 1, 0) : __any_sync(0xFFFFFFFF, 1);
-}
-__global__ void two_masks_kernel(void) { __syncwarp(threadIdx.x ? 0xFFFFFFFF : 3); }
-__global__ void two_barriers_kernel(void) {
-    if (threadIdx.x < 3) __syncthreads();
-    else __syncthreads_or(1);
-}
-__global__ void without_own_lane_kernel(void) { __syncwarp(1); }
-__global__ void part_of_warp_mma_kernel(void) {
-    float d[4] = {0, 0, 0, 0};
-    uint32_t a[4] = {0, 0, 0, 0};
-    if (threadIdx.x != 9) mma_m16n8k16(d, a, 0, 0);
-}
-__global__ void misaligned_ldmatrix_kernel(void) {
-    DYNAMIC_SHARED(memory);
-    uint32_t r[4];
-    ldmatrix_x4(r, memory + threadIdx.x * 16 + (threadIdx.x == 20 ? 8 : 0));
-}
-__global__ void misaligned_copy_kernel(const char *from, int to_offset, int from_offset) {
-    DYNAMIC_SHARED(memory);
-    cp_async_16(memory + to_offset, from + from_offset, true);
-}
-
 TEST(planted_deadlocks) {
     int *out = device<int>(64);
-    CHECK(exit_of([] { LAUNCH(divergent_barrier_kernel, 1, 64, 0, NULL); }) == 1);
-    CHECK_SAID("deadlock in divergent_barrier_kernel, block (0, 0, 0)");
+    CHECK_ENDS("deadlock in divergent_barrier_kernel, block (0, 0, 0)", LAUNCH(divergent_barrier_kernel, 1, 64, 0, NULL));
     CHECK_SAID("40 wait in __syncthreads");
     CHECK_SAID("wait in __syncwarp, mask 0x");
-    CHECK(exit_of([=] { LAUNCH(two_collectives_kernel, 3, 32, 0, NULL, out); }) == 1);
-    CHECK_SAID("5 wait in __shfl_sync, mask 0xffffffff");
+    CHECK_ENDS("5 wait in __shfl_sync, mask 0xffffffff", run(3, 32, 0, [=] {
+        out[threadIdx.x] = threadIdx.x < 5 ? __shfl_sync(0xFFFFFFFF, 1, 0) : __any_sync(0xFFFFFFFF, 1);
+    }));
     CHECK_SAID("27 wait in __any_sync, mask 0xffffffff");
-    CHECK(exit_of([] { LAUNCH(two_masks_kernel, 1, 32, 0, NULL); }) == 1);
-    CHECK_SAID("1 wait in __syncwarp, mask 0x00000003, one is thread (0, 0, 0)");
-    CHECK(exit_of([] { LAUNCH(two_barriers_kernel, 1, 64, 0, NULL); }) == 1);
-    CHECK_SAID("3 wait in __syncthreads, mask 0x00000000, one is thread (0, 0, 0)");
+    CHECK_ENDS("1 wait in __syncwarp, mask 0x00000003, one is thread (0, 0, 0)",
+               run(1, 32, 0, [] { __syncwarp(threadIdx.x ? 0xFFFFFFFF : 3); }));
+    CHECK_ENDS("3 wait in __syncthreads, mask 0x00000000, one is thread (0, 0, 0)", run(1, 64, 0, [] {
+        if (threadIdx.x < 3) __syncthreads();
+        else __syncthreads_or(1);
+    }));
     CHECK_SAID("61 wait in __syncthreads_or, mask 0x00000000, one is thread (3, 0, 0)");
 }
 
 TEST(planted_misuse) {
     char *from = device<char>(64);
-    CHECK(exit_of([] { LAUNCH(without_own_lane_kernel, 1, 2, 0, NULL); }) == 1);
-    CHECK_SAID("lacks that lane");
-    CHECK(exit_of([] { LAUNCH(part_of_warp_mma_kernel, 1, 32, 0, NULL); }) == 1);
-    CHECK_SAID("mma by lanes 0xfffffdff only");
-    CHECK(exit_of([] { LAUNCH(misaligned_ldmatrix_kernel, 1, 32, 1024, NULL); }) == 1);
-    CHECK_SAID("no multiple of 16");
-    CHECK(exit_of([=] { LAUNCH(misaligned_copy_kernel, 1, 1, 64, NULL, from, 8, 0); }) == 1);
-    CHECK_SAID("cp.async to");
-    CHECK(exit_of([=] { LAUNCH(misaligned_copy_kernel, 1, 1, 64, NULL, from, 0, 4); }) == 1);
-    CHECK_SAID("cp.async from");
-    CHECK(exit_of([] { LAUNCH(no_arguments_kernel, 1, 1025, 0, NULL); }) == 1);
-    CHECK_SAID("invalid configuration argument");
+    CHECK_ENDS("lacks that lane", run(1, 2, 0, [] { __syncwarp(1); }));
+    CHECK_ENDS("mma by lanes 0xfffffdff only", run(1, 32, 0, [] {
+        float d[4] = {0, 0, 0, 0};
+        uint32_t a[4] = {0, 0, 0, 0};
+        if (threadIdx.x != 9) mma_m16n8k16(d, a, 0, 0);
+    }));
+    CHECK_ENDS("no multiple of 16", run(1, 32, 1024, [] {
+        DYNAMIC_SHARED(memory);
+        uint32_t r[4];
+        ldmatrix_x4(r, memory + threadIdx.x * 16 + (threadIdx.x == 20 ? 8 : 0));
+    }));
+    for (bool to : {true, false}) {
+        CHECK_ENDS(to ? "cp.async to" : "cp.async from", run(1, 1, 64, [=] {
+            DYNAMIC_SHARED(memory);
+            cp_async_16(memory + (to ? 8 : 0), from + (to ? 0 : 4), true);
+        }));
+    }
+    CHECK_ENDS("invalid configuration argument", run(1, 1025, 0, [] {}));
 }
 
 // Each level keeps 1 KiB, which the compiler cannot do without.
@@ -1113,58 +1020,51 @@ static __device__ __noinline__ int deep(int levels) {
     kept[levels % 1024] = 1;
     return (levels ? deep(levels - 1) : 0) + kept[levels % 1024];
 }
-__global__ void deep_kernel(int *out, int levels) { out[threadIdx.x] = deep(levels); }
 
 TEST(planted_stack_overflow) {
     int *out = device<int>(64);
-    LAUNCH(deep_kernel, 1, 64, 0, NULL, out, 60);
+    run(1, 64, 0, [=] { out[threadIdx.x] = deep(60); });
     CHECK(out[63] == 61);
-    CHECK(exit_of([=] { LAUNCH(deep_kernel, 1, 64, 0, NULL, out, 5000); }) != 0);
-    CHECK(strstr(child_said, WITH_ASAN ? "stack-overflow" : "more than its 256 KiB of stack"), "it said: %.600s", child_said);
+    CHECK_ENDS(WITH_ASAN ? "stack-overflow" : "more than its 256 KiB of stack",
+               run(1, 64, 0, [=] { out[threadIdx.x] = deep(5000); }));
 }
 
 // ----------------------------------------------------------------------------
 // Planted faults of memory
 
-template <bool SKIPS>
 static __global__ void __launch_bounds__(64, 2) copy_kernel(float *__restrict__ out, const float *__restrict__ in) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
-    if (!SKIPS || i != 77) out[i] = in[i];
+    if (i != 77) out[i] = in[i];
 }
 
 TEST(planted_unwritten_output) {
     float *in = device<float>(128), *out = device<float>(128);
     memset(in, 0, 128 * sizeof *in);
-    LAUNCH(copy_kernel<true>, 2, 64, 0, NULL, out, in);
+    LAUNCH(copy_kernel, 2, 64, 0, NULL, out, in);
     for (int i = 0; i < 128; i++) CHECK(isnan(out[i]) == (i == 77));
 }
 
-__global__ void unwritten_shared_kernel(float *out) {
-    DYNAMIC_SHARED(memory);
-    __shared__ float tile[32];
-    float *dynamic_tile = (float *)memory;
-    if (threadIdx.x != 7) tile[threadIdx.x] = dynamic_tile[threadIdx.x] = 1;
-    __syncthreads();
-    out[2 * (blockIdx.x * 32 + threadIdx.x)] = tile[(threadIdx.x + 1) % 32];
-    out[2 * (blockIdx.x * 32 + threadIdx.x) + 1] = dynamic_tile[(threadIdx.x + 1) % 32];
-}
-
-// The compiler must not think that it knows what is in shared memory.
-__global__ void never_written_kernel(float *out) {
-    __shared__ float never[4], box;
-    if (threadIdx.x == 0) box = 1;
-    __syncthreads();
-    if (threadIdx.x == 40) box = 2;
-    __syncthreads();
-    if (threadIdx.x == 0) out[0] = never[3], out[1] = box;
-}
-
 TEST(planted_unwritten_shared) {
-    float *out = device<float>(2 * 5 * 32);
-    LAUNCH(unwritten_shared_kernel, 5, 32, 128, NULL, out);
-    for (int i = 0; i < 2 * 5 * 32; i++) CHECK(isnan(out[i]) == (i / 2 % 32 == 6));
-    LAUNCH(never_written_kernel, 1, 64, 0, NULL, out);
-    CHECK(isnan(out[0]) && out[1] == 2, "%g %g", out[0], out[1]);
+    float2 *out = device<float2>(5 * 32);
+    run(5, 32, 128, [=] {
+        DYNAMIC_SHARED(memory);
+        __shared__ float tile[32];
+        float *dynamic_tile = (float *)memory;
+        unsigned next = (threadIdx.x + 1) % 32;
+        if (threadIdx.x != 7) tile[threadIdx.x] = dynamic_tile[threadIdx.x] = 1;
+        __syncthreads();
+        out[blockIdx.x * 32 + threadIdx.x] = make_float2(tile[next], dynamic_tile[next]);
+    });
+    for (int i = 0; i < 5 * 32; i++) CHECK(isnan(out[i].x) == (i % 32 == 6) && isnan(out[i].y) == (i % 32 == 6));
+    run(1, 64, 0, [=] {  // the compiler must not think that it knows what is in shared memory
+        __shared__ float never[4], box;
+        if (threadIdx.x == 0) box = 1;
+        __syncthreads();
+        if (threadIdx.x == 40) box = 2;
+        __syncthreads();
+        if (threadIdx.x == 0) *out = make_float2(never[3], box);
+    });
+    CHECK(isnan(out->x) && out->y == 2, "%g %g", out->x, out->y);
 }
 
 __global__ void access_kernel(float *global, int at, int shared_at, bool write) {
@@ -1183,51 +1083,38 @@ __global__ void async_access_kernel(const int4 *global, int at, int shared_at, b
 
 TEST(planted_out_of_bounds) {
     if (!WITH_ASAN) SKIP("only AddressSanitizer sees it: compile with -fsanitize=address");
-    static float *global;
-    global = device<float>(36);
-    for (int write = 0; write < 2; write++) {
-        CHECK(exit_of([=] { LAUNCH(access_kernel, 1, 32, 33 * 4, NULL, global, 35, 32, write); }) == 0);
-        CHECK(exit_of([=] { LAUNCH(access_kernel, 1, 32, 33 * 4, NULL, global, 36, 32, write); }) != 0);
-        CHECK_SAID("heap-buffer-overflow");
-        CHECK(exit_of([=] { LAUNCH(access_kernel, 1, 32, 33 * 4, NULL, global, -1, 32, write); }) != 0);
-        CHECK_SAID("heap-buffer-overflow");
-        CHECK(exit_of([=] { LAUNCH(access_kernel, 1, 32, 33 * 4, NULL, global, 35, 33, write); }) != 0);
-        CHECK_SAID("heap-buffer-overflow");
+    float *global = device<float>(36);
+    const int4 *from = (const int4 *)global;
+    for (int way = 0; way < 2; way++) {  // written or read; valid or not
+        CHECK(exit_of([=] { LAUNCH(access_kernel, 1, 32, 33 * 4, NULL, global, 35, 32, way); }) == 0);
+        CHECK_ENDS("heap-buffer-overflow", LAUNCH(access_kernel, 1, 32, 33 * 4, NULL, global, 36, 32, way));
+        CHECK_ENDS("heap-buffer-overflow", LAUNCH(access_kernel, 1, 32, 33 * 4, NULL, global, -1, 32, way));
+        CHECK_ENDS("heap-buffer-overflow", LAUNCH(access_kernel, 1, 32, 33 * 4, NULL, global, 35, 33, way));
+        CHECK(exit_of([=] { LAUNCH(async_access_kernel, 1, 1, 64, NULL, from, 8, 3, way); }) == 0);
+        CHECK_ENDS("heap-buffer-overflow", LAUNCH(async_access_kernel, 1, 1, 64, NULL, from, 9, 3, way));
+        CHECK_ENDS("heap-buffer-overflow", LAUNCH(async_access_kernel, 1, 1, 64, NULL, from, 8, 4, way));
     }
-    for (int valid = 0; valid < 2; valid++) {
-        const int4 *from = (const int4 *)global;
-        CHECK(exit_of([=] { LAUNCH(async_access_kernel, 1, 1, 64, NULL, from, 8, 3, valid); }) == 0);
-        CHECK(exit_of([=] { LAUNCH(async_access_kernel, 1, 1, 64, NULL, from, 9, 3, valid); }) != 0);
-        CHECK_SAID("heap-buffer-overflow");
-        CHECK(exit_of([=] { LAUNCH(async_access_kernel, 1, 1, 64, NULL, from, 8, 4, valid); }) != 0);
-        CHECK_SAID("heap-buffer-overflow");
-    }
-    CHECK(exit_of([=] { cudaMemset(global, 0, 36 * 4 + 1); }) != 0);
-    CHECK_SAID("heap-buffer-overflow");
-    CHECK(exit_of([=] {
-        before_test(NULL);  // frees it
-        LAUNCH(access_kernel, 1, 32, 33 * 4, NULL, global, 0, 0, true);
-    }) != 0);
-    CHECK_SAID("heap-use-after-free");
+    CHECK_ENDS("heap-buffer-overflow", cudaMemset(global, 0, 36 * 4 + 1));
+    CHECK_ENDS("heap-use-after-free", cudaFree(global); LAUNCH(access_kernel, 1, 32, 33 * 4, NULL, global, 0, 0, true));
 }
 
-__global__ void static_access_kernel(float *out, int at) {
-    __shared__ float tile[32];
-    tile[at] = 1;
-    out[0] = tile[at];
+static void write_static(float *out, int at) {
+    run(1, 1, 0, [=] {
+        __shared__ float tile[32];
+        tile[at] = 1;
+        out[0] = tile[at];
+    });
 }
-
-__global__ void vector_access_kernel(float *out, int at) { ((float4 *)(out + at))->x = 1; }
 
 TEST(planted_undefined_behaviour) {
     if (!WITH_UBSAN) SKIP("only UndefinedBehaviorSanitizer sees it: compile with -fsanitize=undefined");
     float *out = device<float>(64);
-    exit_of([=] { LAUNCH(static_access_kernel, 1, 1, 0, NULL, out, 31); });
+    exit_of([=] { write_static(out, 31); });
     CHECK(!strstr(child_said, "runtime error"), "%s", child_said);
-    exit_of([=] { LAUNCH(static_access_kernel, 1, 1, 0, NULL, out, 32); });
+    exit_of([=] { write_static(out, 32); });
     CHECK_SAID("index 32 out of bounds");
-    exit_of([=] { LAUNCH(vector_access_kernel, 1, 1, 0, NULL, out, 2); });
+    exit_of([=] { run(1, 1, 0, [=] { ((float4 *)(out + 2))->x = 1; }); });
     CHECK_SAID("misaligned address");
 }
 
-int main(int argc, char **argv) { return run_tests(argc > 1 ? argv[1] : NULL, before_test, NULL) != 0; }
+int main(int argc, char **argv) { return run_tests(argc > 1 ? argv[1] : NULL, free_all, free_all) != 0; }

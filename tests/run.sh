@@ -40,7 +40,7 @@ check() {
 # Builds programs with the given settings of the Makefile, warnings being errors.
 build() {
     local name=$1; shift
-    check "builds without a warning: $name" make -s WARNINGS='-Wall -Wextra -Werror' "$@"
+    check "builds without a warning: $name" make -s -j"$(nproc 2>/dev/null || echo 2)" WARNINGS='-Wall -Wextra -Werror' "$@"
 }
 
 # Can the compiler do this at all? Some parts of a compiler are packages of their own.
@@ -66,6 +66,9 @@ if [ "$only" = all ]; then
         build "$compiler, own matrix products" CC="$compiler" BLAS=0 "$v"/{train_gpt2,test_gpt2,bench_gpt2,test_host,tokenize}
         suite "host library, $compiler" "$v/test_host"
         suite "numbers, $compiler, own matrix products" "$v/test_gpt2"
+        able "$compiler" -x c++ -lstdc++ || { skip "CUDA on the CPU, $compiler" "it has no C++ here"; continue; }
+        build "$compiler, CUDA on the CPU" CC="$compiler" BLAS=0 "$v"/{test_cuda_on_cpu,attention-cpu,exercises,exercises-solved}
+        suite "CUDA on the CPU, $compiler" "$v/test_cuda_on_cpu"
     done
     first=${compilers# }; first=${first%% *}
     if pkg-config --exists openblas 2>/dev/null; then
@@ -83,6 +86,21 @@ if [ "$only" = all ]; then
         skip "narrower vectors" "they are those of x86-64"
     fi
     suite "command line" tests/test_cli.sh "build/$first-own/train_gpt2"
+    if [ -x "build/$first-own/attention-cpu" ]; then
+        suite "attention's command line, and the exercises" tests/test_attention.sh "build/$first-own"
+        for order in 1 2 3; do  # of the threads
+            suite "attention on the CPU, order $order" env CUDA_ON_CPU_SEED=$order "build/$first-own/attention-cpu" test
+        done
+    else
+        skip "attention on the CPU" "it was not built"
+    fi
+    if have nvcc || [ -x /usr/local/cuda/bin/nvcc ]; then
+        build "nvcc, without register spills" build/nvcc/attention GPU='8.0 9.0a 12.0' PTXAS=-warn-spills,-Werror
+        if nvidia-smi -L >/dev/null 2>&1; then suite "attention on the GPU" build/nvcc/attention test
+        else skip "attention on the GPU" "there is none"; fi
+    else
+        skip "nvcc" "it is not installed"
+    fi
     suite "tokenize" tests/test_tokenize.sh "build/$first-own/tokenize"
     suite "get_data.sh" tests/test_get_data.sh
     suite "make demo" tests/test_demo.sh
@@ -103,7 +121,20 @@ for compiler in $compilers; do
     suite "host library, $compiler, sanitizers" "$v/test_host"
     suite "numbers, $compiler, sanitizers" "$v/test_gpt2"
     suite "command line, $compiler, sanitizers" tests/test_cli.sh "$v/train_gpt2"
+    able "$compiler" -x c++ -fsanitize=address,undefined -lstdc++ || { skip "CUDA on the CPU, $compiler, sanitizers" "no C++"; continue; }
+    build "$compiler, CUDA on the CPU, sanitizers" CC="$compiler" BLAS=0 SANITIZE=address,undefined "$v/test_cuda_on_cpu"
+    suite "CUDA on the CPU, $compiler, sanitizers" "$v/test_cuda_on_cpu"
 done
+# All of the attention tests would take minutes under a sanitizer, so it sees those of three lengths, with all inputs.
+sanitized=${compilers##* } v=build/$sanitized-own-address
+if able "$sanitized" -x c++ -fsanitize=address -lstdc++; then
+    build "$sanitized, attention, address sanitizer" CC="$sanitized" SANITIZE=address VARIANT="$v" "$v/attention-cpu"
+    for variant in naive v1 v2; do
+        for part in 'T 1 ' 'T 7 ' 'T 129 '; do
+            suite "attention on the CPU, $sanitized, address sanitizer" "$v/attention-cpu" test "$variant" "$part"
+        done
+    done
+fi
 
 count() { grep -c "^$1 - " "$log"; }
 if [ "$(count 'not ok')" != 0 ]; then echo '# failed:'; grep '^not ok - ' "$log"; fi

@@ -40,7 +40,7 @@ VARIANT := build/$(notdir $(lastword $(filter-out -%,$(CC))))$(if $(filter 0,$(B
 # CUDA sources: with nvcc for GPUs, or with the C++ of $(CC) for the CPU, by way of dev/cuda_on_cpu.h.
 CUDA_FLAGS = -x c++ -std=gnu++17 $(filter-out -std=gnu11,$(FLAGS)) -Wno-unknown-pragmas -I.
 CUDA_HEADERS := $(HEADERS) gpt/cuda.cuh dev/cuda_on_cpu.h
-ATTENTION := $(notdir $(basename $(wildcard dev/attention/*.cu)))
+ATTENTION := $(sort $(notdir $(basename $(wildcard dev/attention/*.cu))))
 ifneq ($(filter attention build/nvcc%,$(MAKECMDGOALS)),)
 NVCC ?= $(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc))
 ifeq ($(NVCC),)

@@ -13,6 +13,7 @@
 #endif
 
 #include <stdint.h>
+#include <string.h>
 
 #include "gpt/error.h"
 

@@ -54,7 +54,8 @@ template <int COLS, Order ORDER> DEVICE const bf16 *lane_address(const bf16 *til
 }
 
 // The block as the left factor of a product, (m, k) in the tile or, with _trans, (k, m); or as the right factor, (k, n) or, with
-// _trans, (n, k), then r[0], r[1] for its first eight columns and r[2], r[3] for the others.
+// _trans, (n, k), then r[0], r[1] for its first eight columns and r[2], r[3] for the others. _trans says how the tile lies: as the
+// tensor core wants right factors by columns, it is (k, n) that ldmatrix has to transpose.
 template <int COLS> DEVICE void load_left(uint32_t (&r)[4], const bf16 *tile, int row, int col) {
     ldmatrix_x4(r, lane_address<COLS, DOWN>(tile, row, col));
 }

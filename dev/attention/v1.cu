@@ -17,7 +17,8 @@
 //
 // Device memory, in elements: forward reads Q, and reads and writes O (in fp32) and lse, once per block of keys; K and V once.
 // Backward reads Q, dO, O and lse, and reads and writes dQ (in fp32), once per block of keys. Workspace: O or dQ in fp32, 4 HS
-// bytes a row. FLOPs: forward 4 T² HS a head, backward 10 T² HS; half if causal.
+// bytes a row. FLOPs: forward 4 T² HS a head, backward 10 T² HS; if causal about half:
+// a block of keys meets all tiles from its first key on, masked or not, which at T = 1024 is 5/8 and 9/16 of the square.
 
 #include "tile.cuh"
 #include "variant.h"
@@ -26,15 +27,15 @@
 // accumulates has to fit its registers (255 a thread), and the tiles the shared memory of the smallest GPUs (99 KiB a block).
 template <int HS> struct Tiles {
     static constexpr int WARPS = 4, THREADS = 32 * WARPS;
-    static constexpr int STAGES = 2;  // tiles under way: one is used, the next is copied
-    static constexpr int PART = HS + 8;  // floats in a row of a warp's part of O or dQ: 8 more, against bank conflicts
-    static constexpr int ROWS = HS == 32 ? 32 : 16;  // queries of a tile
-    static constexpr int KEYS = HS <= 64 ? 256 : 64;  // forward: keys of a block
+    static constexpr int STAGES = 2;  // tiles under way: one is used, the next is copied; the waits below are made for two
+    static constexpr int PART_STRIDE = HS + 8;  // floats in a row of a warp's part of O or dQ: 8 more, against bank conflicts
+    static constexpr int ROWS = HS == 32 ? 32 : 16;  // queries of a tile, which passes
+    static constexpr int KEYS = HS <= 64 ? 256 : 64;  // forward: keys of a block, which stay
     static constexpr int FORWARD_BYTES = (2 * KEYS + STAGES * ROWS) * HS * (int)sizeof(bf16) +
-                                         WARPS * ROWS * (PART + 2) * (int)sizeof(float);
+                                         WARPS * ROWS * (PART_STRIDE + 2) * (int)sizeof(float);
     static constexpr int OWN = HS <= 64 ? 128 : 64;  // backward: keys of a block, with dK and dV in registers
     static constexpr int BACKWARD_BYTES = ((2 * OWN + 3 * STAGES * ROWS) * HS + OWN * ROWS) * (int)sizeof(bf16) +
-                                          (WARPS * PART + 2) * ROWS * (int)sizeof(float);
+                                          (WARPS * PART_STRIDE + 2) * ROWS * (int)sizeof(float);
     static constexpr int BYTES = FORWARD_BYTES > BACKWARD_BYTES ? FORWARD_BYTES : BACKWARD_BYTES;
 };
 
@@ -90,12 +91,12 @@ static __global__ __launch_bounds__(Tiles<HS>::THREADS, 2) void attention_forwar
     bf16 *out, float *lse, float *o, const bf16 *qkv, int T, int NH, float scale_log2) {
     using Tile = Tiles<HS>;
     constexpr int M = Tile::ROWS / 16, ROWS = Tile::ROWS, KEYS = Tile::KEYS, THREADS = Tile::THREADS;
-    constexpr int WARPS = Tile::WARPS, PART = Tile::PART;
-    constexpr int OWN = KEYS / WARPS;  // keys of a warp
+    constexpr int WARPS = Tile::WARPS, PART_STRIDE = Tile::PART_STRIDE;
+    constexpr int WARP_KEYS = KEYS / WARPS;  // keys of a warp
     DYNAMIC_SHARED(memory);
     bf16 *const k_tile = (bf16 *)memory, *const v_tile = k_tile + KEYS * HS, *const q_tiles = v_tile + KEYS * HS;
     float *const parts = (float *)(q_tiles + Tile::STAGES * ROWS * HS);
-    float *const maxima = parts + WARPS * ROWS * PART, *const sums = maxima + WARPS * ROWS;
+    float *const maxima = parts + WARPS * ROWS * PART_STRIDE, *const sums = maxima + WARPS * ROWS;
 
     const int head = blockIdx.x;
     const size_t C = (size_t)NH * HS, row0 = (size_t)(head / NH) * T;
@@ -113,17 +114,17 @@ static __global__ __launch_bounds__(Tiles<HS>::THREADS, 2) void attention_forwar
         __syncthreads();  // all are done with the block before
         load_tile<KEYS, HS, THREADS>(k_tile, k, 3 * C, block_key, T);
         load_tile<KEYS, HS, THREADS>(v_tile, v, 3 * C, block_key, T);
-        const int first_tile = CAUSAL ? block_key / ROWS : 0, first_key = block_key + warp_id() * OWN;
-        load_queries(first_tile);
+        const int first_tile = CAUSAL ? block_key / ROWS : 0, first_key = block_key + warp_id() * WARP_KEYS;
+        load_queries(first_tile);  // which commits K and V, too, as one group with the first tile
         for (int tile = first_tile; tile < tiles; tile++) {
             cp_async_wait<0>();
             __syncthreads();  // everybody's copies have arrived, and everybody is done with the tile before,
             if (tile + 1 < tiles) load_queries(tile + 1);  // which the next copies overwrite
             const bf16 *q_tile = q_tiles + tile % Tile::STAGES * ROWS * HS;
-            const int first_row = tile * ROWS, last_key = first_key + OWN - 1;
+            const int first_row = tile * ROWS, last_key = first_key + WARP_KEYS - 1;
 
-            float s[M][OWN / 8][4] = {};
-            product_abt<HS>(s, q_tile, 0, k_tile, warp_id() * OWN);
+            float s[M][WARP_KEYS / 8][4] = {};
+            product_abt<HS>(s, q_tile, 0, k_tile, warp_id() * WARP_KEYS);
             if ((CAUSAL && last_key > first_row) || last_key >= T) mask(s, first_row, first_key, T, CAUSAL);
 
             // The maximum of each row over this block's keys: of a lane, of the row's four lanes, of all warps.
@@ -133,7 +134,8 @@ static __global__ __launch_bounds__(Tiles<HS>::THREADS, 2) void attention_forwar
                 for (int half = 0; half < 2; half++) {
                     float maximum = -INFINITY;
 #pragma unroll
-                    for (int n = 0; n < OWN / 8; n++) maximum = fmaxf(maximum, fmaxf(s[m][n][2 * half], s[m][n][2 * half + 1]));
+                    for (int n = 0; n < WARP_KEYS / 8; n++)
+                        maximum = fmaxf(maximum, fmaxf(s[m][n][2 * half], s[m][n][2 * half + 1]));
                     maximum = fmaxf(maximum, __shfl_xor_sync(~0u, maximum, 1));
                     maximum = fmaxf(maximum, __shfl_xor_sync(~0u, maximum, 2));
                     if (lane_id() % 4 == 0) maxima[warp_id() * ROWS + 16 * m + 8 * half + lane_id() / 4] = maximum;
@@ -149,7 +151,7 @@ static __global__ __launch_bounds__(Tiles<HS>::THREADS, 2) void attention_forwar
 #pragma unroll
                     for (int warp = 1; warp < WARPS; warp++) maximum = fmaxf(maximum, maxima[warp * ROWS + row]);
 #pragma unroll
-                    for (int n = 0; n < OWN / 8; n++) {
+                    for (int n = 0; n < WARP_KEYS / 8; n++) {
 #pragma unroll
                         for (int i = 2 * half; i < 2 * half + 2; i++) {
                             s[m][n][i] = exp2_approx(scale_log2 * s[m][n][i] - scale_log2 * maximum);
@@ -162,8 +164,8 @@ static __global__ __launch_bounds__(Tiles<HS>::THREADS, 2) void attention_forwar
                 }
             }
             float part[M][HS / 8][4] = {};
-            product_ab<HS>(part, s, v_tile, warp_id() * OWN);
-            store_part(parts + warp_id() * ROWS * PART, PART, part);
+            product_ab<HS>(part, s, v_tile, warp_id() * WARP_KEYS);
+            store_part(parts + warp_id() * ROWS * PART_STRIDE, PART_STRIDE, part);
             __syncthreads();  // the parts and sums of all warps are there
 
             // With O' and sum added up over the warps, this block of keys has lse' = max + log(sum). Between two blocks O is kept
@@ -190,7 +192,7 @@ static __global__ __launch_bounds__(Tiles<HS>::THREADS, 2) void attention_forwar
                 for (int i = 0; i < HS / ROW_THREADS / 4; i++) {
                     const int col = 4 * (i * ROW_THREADS + lane);
                     const float4 old = block_key == 0 ? make_float4(0, 0, 0, 0) : *(const float4 *)(o_row + col);
-                    x[i] = sum_of_parts<WARPS>(parts + row * PART + col, ROWS * PART);
+                    x[i] = sum_of_parts<WARPS>(parts + row * PART_STRIDE + col, ROWS * PART_STRIDE);
                     x[i] = make_float4(part_weight * x[i].x + weight * old.x, part_weight * x[i].y + weight * old.y,
                                        part_weight * x[i].z + weight * old.z, part_weight * x[i].w + weight * old.w);
                 }
@@ -253,13 +255,14 @@ template <int HS, bool CAUSAL>
 static __global__ __launch_bounds__(Tiles<HS>::THREADS, 2) void attention_backward_kernel(
     bf16 *dqkv, float *dq, const bf16 *dout, const bf16 *qkv, const bf16 *out, const float *lse, int T, int NH, float scale) {
     using Tile = Tiles<HS>;
-    constexpr int ROWS = Tile::ROWS, OWN = Tile::OWN, THREADS = Tile::THREADS, WARPS = Tile::WARPS, PART = Tile::PART;
-    constexpr int Q16 = ROWS / 16, K16 = OWN / WARPS / 16;  // 16-row pieces of a tile's queries, and of a warp's keys
+    constexpr int ROWS = Tile::ROWS, OWN = Tile::OWN, THREADS = Tile::THREADS, WARPS = Tile::WARPS, PART_STRIDE = Tile::PART_STRIDE;
+    constexpr int WARP_KEYS = OWN / WARPS;  // keys of a warp
+    constexpr int Q16 = ROWS / 16, K16 = WARP_KEYS / 16;  // 16-row pieces of a tile's queries, and of a warp's keys
     DYNAMIC_SHARED(memory);
     bf16 *const k_tile = (bf16 *)memory, *const v_tile = k_tile + OWN * HS, *const q_tiles = v_tile + OWN * HS;
-    bf16 *const p_tile = q_tiles + 3 * Tile::STAGES * ROWS * HS + warp_id() * ROWS * 16 * K16;  // the warp's P, then dS
+    bf16 *const p_tile = q_tiles + 3 * Tile::STAGES * ROWS * HS + warp_id() * ROWS * WARP_KEYS;  // the warp's P, then dS
     float *const parts = (float *)(q_tiles + 3 * Tile::STAGES * ROWS * HS + ROWS * OWN);
-    float *const row_lse = parts + WARPS * ROWS * PART, *const row_delta = row_lse + ROWS;
+    float *const row_lse = parts + WARPS * ROWS * PART_STRIDE, *const row_delta = row_lse + ROWS;
 
     const int head = blockIdx.x;
     const size_t C = (size_t)NH * HS, row0 = (size_t)(head / NH) * T;
@@ -279,7 +282,7 @@ static __global__ __launch_bounds__(Tiles<HS>::THREADS, 2) void attention_backwa
     };
     const float scale_log2 = LOG2_E * scale;
     for (int block_key = 0; block_key < T; block_key += OWN) {
-        const int first_key = block_key + warp_id() * 16 * K16, first_tile = CAUSAL ? block_key / ROWS : 0;
+        const int first_key = block_key + warp_id() * WARP_KEYS, first_tile = CAUSAL ? block_key / ROWS : 0;
         __syncthreads();  // all are done with the block before
         load_tile<OWN, HS, THREADS>(k_tile, k, 3 * C, block_key, T);
         load_tile<OWN, HS, THREADS>(v_tile, v, 3 * C, block_key, T);
@@ -314,14 +317,14 @@ static __global__ __launch_bounds__(Tiles<HS>::THREADS, 2) void attention_backwa
             const float lse_log2 = first_row + row < T ? LOG2_E * lse[first_row + row] : INFINITY;
 
             float p[Q16][2 * K16][4] = {}, ds[Q16][2 * K16][4] = {};
-            product_abt<HS>(p, q_tile, 0, k_tile, warp_id() * 16 * K16);
-            product_abt<HS>(ds, dout_tile, 0, v_tile, warp_id() * 16 * K16);
+            product_abt<HS>(p, q_tile, 0, k_tile, warp_id() * WARP_KEYS);
+            product_abt<HS>(ds, dout_tile, 0, v_tile, warp_id() * WARP_KEYS);
             if (lane == 0) {
                 row_lse[row] = lse_log2;
                 row_delta[row] = delta;
             }
             __syncthreads();  // lse and delta are there for all
-            if ((CAUSAL && first_key + 16 * K16 - 1 > first_row) || first_key + 16 * K16 > T)
+            if ((CAUSAL && first_key + WARP_KEYS - 1 > first_row) || first_key + WARP_KEYS > T)
                 mask(p, first_row, first_key, T, CAUSAL);
 #pragma unroll
             for (int m = 0; m < Q16; m++) {
@@ -341,8 +344,8 @@ static __global__ __launch_bounds__(Tiles<HS>::THREADS, 2) void attention_backwa
             store_tile(p_tile, ds);
             product_atb<ROWS, HS>(dk, p_tile, q_tile);
             float part[Q16][HS / 8][4] = {};
-            product_ab<HS>(part, ds, k_tile, warp_id() * 16 * K16);
-            store_part(parts + warp_id() * ROWS * PART, PART, part);
+            product_ab<HS>(part, ds, k_tile, warp_id() * WARP_KEYS);
+            store_part(parts + warp_id() * ROWS * PART_STRIDE, PART_STRIDE, part);
             __syncthreads();  // the parts of all warps are there
 
             if (first_row + row < T) {
@@ -353,7 +356,7 @@ static __global__ __launch_bounds__(Tiles<HS>::THREADS, 2) void attention_backwa
                 for (int i = 0; i < HS / ROW_THREADS / 4; i++) {
                     const int col = 4 * (i * ROW_THREADS + lane);
                     const float4 old = block_key == 0 ? make_float4(0, 0, 0, 0) : *(const float4 *)(dq_row + col);
-                    x[i] = sum_of_parts<WARPS>(parts + row * PART + col, ROWS * PART);
+                    x[i] = sum_of_parts<WARPS>(parts + row * PART_STRIDE + col, ROWS * PART_STRIDE);
                     x[i] = make_float4(x[i].x + old.x, x[i].y + old.y, x[i].z + old.z, x[i].w + old.w);
                 }
 #pragma unroll
@@ -383,7 +386,9 @@ static void backward(bf16 *dqkv, const bf16 *dout, const bf16 *qkv, const bf16 *
 // ----------------------------------------------------------------------------
 // What the harness sees
 
-static bool supports(Shape s) { return has_tiles("v1", s, s.HS == 128 ? Tiles<128>::BYTES : Tiles<64>::BYTES); }
+static bool supports(Shape s) {
+    return has_tiles("v1", s, s.HS == 128 ? Tiles<128>::BYTES : s.HS == 64 ? Tiles<64>::BYTES : Tiles<32>::BYTES);
+}
 
 static size_t workspace_bytes(Shape s) { return (size_t)s.B * s.NH * s.T * s.HS * sizeof(float); }
 

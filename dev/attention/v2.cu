@@ -12,10 +12,10 @@
 //                                                        Pᵀ = exp(K Qᵀ - lse); dV += Pᵀ dO
 //                                                        dSᵀ = Pᵀ ∘ (V dOᵀ - delta); dK += dSᵀ Q
 //
-// Each warp owns whole rows: 32 queries in the forward and for dQ, 32 keys for dK and dV. No warp waits for another's result, no
-// block for another block's, and nothing but results goes to device memory. The price: the backward computes S and dP twice, 7
-// products instead of 5. The paper adds dQ up across blocks instead, by atomic additions whose order, and so the last bits, change
-// from run to run.
+// Each warp owns whole rows: 32 queries in the forward and for dQ, 32 keys for dK and dV. Warps wait for each other's copies, but
+// never for a result; blocks wait for nothing. To device memory go only results, and delta and lse for the backward. The price: it
+// computes S and dP twice, 7 products instead of 5. The paper adds dQ up across blocks instead, by atomic additions whose order,
+// and so the last bits, change from run to run.
 //
 // Device memory, in elements: forward reads Q once and K, V once per block of queries (mostly from the L2 cache), writes O, lse;
 // backward likewise. Workspace: lse and delta, 8 bytes a row. FLOPs: forward 4 T² HS a head, backward 14 T² HS; half if causal.
@@ -27,18 +27,20 @@
 // memory of the smallest GPUs (99 KiB a block).
 template <int HS> struct Tiles {
     static constexpr int WARPS = 4, THREADS = 32 * WARPS;
-    static constexpr int STAGES = 2;  // tiles under way: one is used, the next is copied
+    static constexpr int STAGES = 2;  // tiles under way: one is used, the next is copied; the waits below are made for two
     static constexpr int M = 2, ROWS = 16 * M * WARPS, KEYS = HS <= 64 ? 64 : 32;  // forward: queries of a block, keys of a tile
     static constexpr int FORWARD_BYTES = (ROWS + 2 * STAGES * KEYS) * HS * (int)sizeof(bf16);
     // Backward: rows (keys or queries) that a block owns, rows of a tile that it walks over, and how many of these at a time.
     static constexpr int BACKWARD_M = HS <= 64 ? 2 : 1, OWN = 16 * BACKWARD_M * WARPS, WALK = 64, STEP = 32;
     static constexpr int BACKWARD_BYTES = (2 * OWN + 2 * STAGES * WALK) * HS * (int)sizeof(bf16) +
                                           2 * STAGES * WALK * (int)sizeof(float);
+    static_assert(OWN <= STAGES * WALK && 2 * OWN <= 4 * THREADS, "lse and delta of a block: room, and one copy a thread");
     static constexpr int BYTES = FORWARD_BYTES > BACKWARD_BYTES ? FORWARD_BYTES : BACKWARD_BYTES;
 };
 
 // Rows of lse and delta in the workspace are padded to a multiple of this, so that tiles of them need no bounds.
 enum { PAD = 128 };
+static_assert(PAD % Tiles<64>::OWN == 0 && PAD % Tiles<64>::WALK == 0, "no block and no tile ends beyond the padding");
 static int padded(int T) { return (T + PAD - 1) / PAD * PAD; }
 
 static constexpr float LOG2_E = 1.44269504f, LN_2 = 0.69314718f;
@@ -63,7 +65,8 @@ DEVICE void mask(float (&s)[M][N8][4], int first_row, int first_col, int T, bool
 }
 
 // One step of the online softmax: S becomes P = exp(scale (S - new maximum)); O and the row sums so far, which were relative to the
-// old maximum, are rescaled to the new one. A row's elements are in four lanes; sums stay apart until the end.
+// old maximum, are rescaled to the new one. Each row must see a key in its first tile (here it is key 0): with
+// a maximum of -inf the differences would be NaN. A row's elements are in four lanes; sums stay apart until the end.
 template <int M, int N8, int HS8>
 DEVICE void online_softmax(float (&s)[M][N8][4], float (&o)[M][HS8][4], float (&row_max)[M][2], float (&row_sum)[M][2],
                            float scale_log2) {
@@ -96,7 +99,8 @@ DEVICE void online_softmax(float (&s)[M][N8][4], float (&o)[M][HS8][4], float (&
     }
 }
 
-// Grid: B · NH · blocks of ROWS queries, the longest causal rows first. out (B, T, NH, HS), lse (B, NH, T), qkv (B, T, 3, NH, HS).
+// Grid: B · NH · blocks of ROWS queries, of a head the longest causal rows first. out (B, T, NH, HS), lse (B, NH, T), qkv
+// (B, T, 3, NH, HS).
 template <int HS, bool CAUSAL>
 static __global__ __launch_bounds__(Tiles<HS>::THREADS, 2) void attention_forward_kernel(
     bf16 *out, float *lse, const bf16 *qkv, int T, int NH, float scale_log2) {
@@ -118,7 +122,7 @@ static __global__ __launch_bounds__(Tiles<HS>::THREADS, 2) void attention_forwar
         cp_async_commit();
     };
     load_tile<ROWS, HS, THREADS>(q_tile, q, 3 * C, block_row, T);
-    load_kv(0);
+    load_kv(0);  // which commits Q, too, as one group with the first tile
 
     float o[M][HS / 8][4] = {}, row_max[M][2], row_sum[M][2] = {};
     for (int m = 0; m < M; m++) row_max[m][0] = row_max[m][1] = -INFINITY;
@@ -205,13 +209,13 @@ static __global__ void attention_stats_kernel(
     }
 }
 
-// Grid: B · NH · blocks of OWN queries, the longest causal rows first. As the forward, but P is known at once from lse.
+// Grid: B · NH · blocks of OWN queries, of a head the longest causal rows first. As the forward, but P is known at once from lse.
 template <int HS, bool CAUSAL>
 static __global__ __launch_bounds__(Tiles<HS>::THREADS, HS <= 64 ? 3 : 2) void attention_backward_dq_kernel(
     bf16 *dqkv, const bf16 *dout, const bf16 *qkv, const float *stats, int T, int padded_T, int NH, float scale) {
     using Tile = Tiles<HS>;
     constexpr int M = Tile::BACKWARD_M, OWN = Tile::OWN, WALK = Tile::WALK, STEP = Tile::STEP, THREADS = Tile::THREADS;
-    const int warp = __shfl_sync(~0u, warp_id(), 0);  // told that it is the same in all lanes, the compiler saves their registers
+    const int warp = __shfl_sync(~0u, warp_id(), 0);  // told that it is uniform, the compiler needs no register of each lane
     DYNAMIC_SHARED(memory);
     bf16 *const q_tile = (bf16 *)memory, *const dout_tile = q_tile + OWN * HS, *const kv_tiles = dout_tile + OWN * HS;
     float *const block_stats = (float *)(kv_tiles + 2 * Tile::STAGES * WALK * HS);  // lse and -delta of the block's queries
@@ -298,7 +302,7 @@ static __global__ __launch_bounds__(Tiles<HS>::THREADS, 2) void attention_backwa
     constexpr int M = Tile::BACKWARD_M, OWN = Tile::OWN, WALK = Tile::WALK, THREADS = Tile::THREADS;
     // Without the branches of the mask the compiler overlaps more, and runs short of registers.
     constexpr int STEP = CAUSAL ? Tile::STEP : Tile::STEP / 2;
-    const int warp = __shfl_sync(~0u, warp_id(), 0);  // told that it is the same in all lanes, the compiler saves their registers
+    const int warp = __shfl_sync(~0u, warp_id(), 0);  // told that it is uniform, the compiler needs no register of each lane
     DYNAMIC_SHARED(memory);
     bf16 *const k_tile = (bf16 *)memory, *const v_tile = k_tile + OWN * HS, *const q_tiles = v_tile + OWN * HS;
     float *const tile_stats = (float *)(q_tiles + 2 * Tile::STAGES * WALK * HS);  // lse and -delta of the tiles' queries
@@ -357,6 +361,7 @@ static __global__ __launch_bounds__(Tiles<HS>::THREADS, 2) void attention_backwa
                     for (int i = 0; i < 4; i++) p[m][n][i] = exp2_approx(scale_log2 * p[m][n][i] - (i % 2 ? l.y : l.x));
                 }
             }
+            // Keys from T on need no mask, being rows that store() leaves out; nor do queries from T on, having an lse of +inf.
             if (CAUSAL && first_key + 16 * M - 1 > first_query) mask_transposed(p, first_key, first_query);
             product_ab<HS>(dv, p, dout_tile, step);
 #pragma unroll
@@ -370,9 +375,9 @@ static __global__ __launch_bounds__(Tiles<HS>::THREADS, 2) void attention_backwa
             product_ab<HS>(dk, ds, q_tile, step);
         }
     }
-    bf16 *const dq_head = dqkv + row0 * 3 * C + head % NH * HS;
-    store(dq_head + C, 3 * C, first_key, T, dk, scale);
-    store(dq_head + 2 * C, 3 * C, first_key, T, dv, 1.0f);
+    bf16 *const dqkv_head = dqkv + row0 * 3 * C + head % NH * HS;
+    store(dqkv_head + C, 3 * C, first_key, T, dk, scale);
+    store(dqkv_head + 2 * C, 3 * C, first_key, T, dv, 1.0f);
 }
 
 template <int HS, bool CAUSAL>
@@ -393,7 +398,9 @@ static void backward(bf16 *dqkv, const bf16 *dout, const bf16 *qkv, const bf16 *
 // ----------------------------------------------------------------------------
 // What the harness sees
 
-static bool supports(Shape s) { return has_tiles("v2", s, s.HS == 128 ? Tiles<128>::BYTES : Tiles<64>::BYTES); }
+static bool supports(Shape s) {
+    return has_tiles("v2", s, s.HS == 128 ? Tiles<128>::BYTES : s.HS == 64 ? Tiles<64>::BYTES : Tiles<32>::BYTES);
+}
 
 static size_t workspace_bytes(Shape s) { return (size_t)s.B * s.NH * padded(s.T) * 2 * sizeof(float); }
 

@@ -9,7 +9,7 @@
 // Causal: a query sees the keys up to its own position. Full: all of them.
 struct Shape { int B, T, NH, HS; bool causal; };
 
-// All pointers are to device memory, all tensors contiguous, all functions asynchronous on `stream`.
+// All pointers are to device memory, at multiples of 16 bytes, all tensors contiguous, all functions asynchronous on `stream`.
 struct Variant {
     const char *name, *idea;
 

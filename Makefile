@@ -90,7 +90,7 @@ $(VARIANT)/test_cuda_on_cpu: dev/test_cuda_on_cpu.cu $(CUDA_HEADERS) tests/frame
 	$(CC) $(CUDA_FLAGS) $< -o $@ -lstdc++ -lm -pthread
 $(VARIANT)/exercises $(VARIANT)/exercises-solved: dev/attention/exercises/test_exercises.cu $(wildcard dev/attention/exercises/*.h) \
     dev/attention/v2.cu $(ATTENTION_HEADERS) tests/frame.h $(VARIANT)/flags
-	$(CC) $(CUDA_FLAGS) $(if $(filter %-solved,$@),-DSOLUTIONS) $< -o $@ -lstdc++ -lm -pthread
+	@$(CC) $(CUDA_FLAGS) $(if $(filter %-solved,$@),-DSOLUTIONS) $< -o $@ -lstdc++ -lm -pthread
 build/nvcc/%.o: dev/attention/%.cu $(ATTENTION_HEADERS) build/nvcc/flags
 	$(NVCC) $(NVCC_FLAGS) -c $< -o $@
 build/nvcc/attention: $(ATTENTION:%=build/nvcc/%.o)

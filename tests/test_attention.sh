@@ -10,6 +10,7 @@ cd "$(dirname "$0")/.." || exit 1
 
 build=${1-build/cc}
 attention=$build/attention-cpu
+errors=$build/attention-errors
 
 refused() { # PATTERN ARGUMENT...: it has to end with an error that matches PATTERN, in one line
     local pattern=$1 error; shift
@@ -19,8 +20,8 @@ refused() { # PATTERN ARGUMENT...: it has to end with an error that matches PATT
 }
 
 begin 'what does not exist is refused with what does'
-refused 'no variant v9; there are: naive, v1, v2' test v9
-refused 'no command teste; there are: test and bench' teste
+refused "no variant 'v9'; there are: naive, v1, v2" test v9
+refused "no command 'teste'; there are: test and bench" teste
 refused 'no option --ful; there are: --full' bench --ful
 refused 'no case has' test v2 'T 77777'
 end
@@ -63,6 +64,16 @@ assert all(row["forward_ms"] > 0 and row["backward_ms"] > 0 and row["workspace_b
 assert all(row["T"] == 65 and row["causal"] and row["out_error"] < 0.02 for row in rows), rows
 assert rows[0]["speedup_over_naive"] == 1, rows' || wrong 'the JSON is not as expected'
 fi
+end
+
+begin 'results that cannot be written are an error'
+if [ -e /dev/full ]; then
+    "$attention" bench 1 64 1 32 --json >/dev/full 2>"$errors" && wrong 'a full disk is success'
+    "$attention" >/dev/full 2>>"$errors" && wrong 'a full disk is success for the usage'
+    grep -q 'error: the results cannot be written' "$errors" || wrong "it says: $(cat "$errors")"
+    rm -f "$errors"
+fi
+TEST_SEED=abc refused "TEST_SEED is 'abc'; expected a whole number" test v2 'T 1 '
 end
 
 begin 'without arguments it explains itself'

@@ -9,6 +9,7 @@
 //
 // A variant is a file of its own beside this one; variant.h says what it has to provide, and reference.h what is expected of it.
 
+#include <errno.h>
 #include <math.h>
 #include <string.h>
 #include <time.h>
@@ -66,7 +67,12 @@ static double tensor_bytes(Shape s) { return (double)s.B * s.T * s.NH * (16.0 * 
 
 // Device memory between two guards, which show what was written outside.
 struct Buffer {
-    enum { GUARD = 4096, GUARD_BYTE = 0xA5, POISON_BYTE = 0xFF };  // all-ones is NaN in bf16 and fp32
+    enum { GUARD_BYTE = 0xA5, POISON_BYTE = 0xFF };  // all-ones is NaN in bf16 and fp32
+#ifdef __SANITIZE_ADDRESS__
+    enum { GUARD = 0 };  // the sanitizer has guards of its own, and sees reads, too
+#else
+    enum { GUARD = 4096 };
+#endif
     size_t bytes;
     unsigned char *memory;
 
@@ -177,7 +183,8 @@ static std::vector<Case> test_cases(void) {
         for (int T : {1000, 1024}) cases.push_back({{1, T, HS == 32 ? 2 : 1, HS, causal = !causal}, NORMAL});
         causal = !causal;
         for (int m = LARGE; m < MAGNITUDES; m++)
-            for (bool mask : {true, false}) cases.push_back({{1, mask ? 200 : 129, 2, HS, mask}, (Magnitude)m});
+            for (Shape s : {Shape{1, 200, 2, HS, true}, Shape{1, 129, 2, HS, false}, Shape{1, 127, 2, HS, false}})
+                cases.push_back({s, (Magnitude)m});
     }
     for (int HS : {1, 7, 20, 80, 96}) cases.push_back({{2, 65, 2, HS, causal = !causal}, NORMAL});
 #ifdef __CUDACC__
@@ -194,7 +201,9 @@ static std::vector<Case> test_cases(void) {
 static int test(const Variant *only, const char *part) {
     int passed = 0, failed = 0, skipped = 0;
     const char *given = getenv("TEST_SEED");
-    uint64_t seed = given ? strtoull(given, NULL, 0) : (uint64_t)time(NULL);
+    char *end = NULL;
+    uint64_t seed = given ? strtoull(given, &end, 0) : (uint64_t)time(NULL);
+    if (given && (end == given || *end)) die("TEST_SEED is '%s'; expected a whole number, as a run prints it", given);
     printf("# TEST_SEED=%llu\n", (unsigned long long)seed);
     for (Case c : test_cases()) {
         std::string name = shape_name(c.s) + ", " + magnitude_names[c.magnitude];
@@ -458,7 +467,7 @@ static const Variant *find_variant(const char *name) {
         if (!strcmp(v->name, name)) found = v;
         names += std::string(names.empty() ? "" : ", ") + v->name;
     }
-    if (!found) die("there is no variant %s; there are: %s", name, names.c_str());
+    if (!found) die("there is no variant '%s'; there are: %s", name, names.c_str());
     return found;
 }
 
@@ -472,7 +481,13 @@ static int parse_size(const char *name, const char *text) {
 
 static bool looks_like_number(const char *text) { return text[strspn(text, "+-.")] >= '0' && text[strspn(text, "+-.")] <= '9'; }
 
+// Results that could not be written must not look like success.
+static void check_written(void) {
+    if (fflush(stdout) || ferror(stdout)) fprintf(stderr, "error: the results cannot be written: %s\n", strerror(errno)), _exit(1);
+}
+
 int main(int argc, char **argv) {
+    atexit(check_written);
     std::set_new_handler([] { die("out of memory on the host; choose a smaller shape"); });
     std::vector<const char *> words;  // without the options
     bool full = false, json = false;
@@ -485,7 +500,7 @@ int main(int argc, char **argv) {
     }
     if (words.empty()) return usage(), 0;
     std::string command = words[0];
-    if (command != "test" && command != "bench") die("there is no command %s; there are: test and bench", words[0]);
+    if (command != "test" && command != "bench") die("there is no command '%s'; there are: test and bench", words[0]);
     size_t next = 1;
     const Variant *only = next < words.size() && !looks_like_number(words[next]) ? find_variant(words[next++]) : NULL;
 

@@ -198,7 +198,10 @@ template <typename Element> static Matrices<Element> heads_of(Element *out, Shap
     return {out, s.T * C, (size_t)s.HS, C};
 }
 
-static bool supports(Shape) { return true; }
+static bool supports(Shape s) {
+    const double blocks = ceil(s.T / (double)TILE_M) * ceil(fmax(s.T, s.HS) / (double)TILE_N) * s.B * s.NH;
+    return blocks < 2147483648.0 || fail("naive would need %.3g thread blocks, and a grid has 2147483647 at most", blocks);
+}
 
 static size_t workspace_bytes(Shape s) { return (size_t)s.B * s.NH * s.T * padded(s.T) * (sizeof(float) + 2 * sizeof(bf16)); }
 

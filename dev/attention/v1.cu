@@ -163,25 +163,18 @@ static __global__ __launch_bounds__(Tiles<HS>::THREADS, 2) void attention_forwar
                     if (lane_id() % 4 == 0) sums[warp_id() * ROWS + row] = sum;
                 }
             }
-            // What the blocks of keys before gave is read already here, to arrive during the product. A few neighbouring threads
-            // share a row.
-            constexpr int ROW_THREADS = THREADS / ROWS;
-            const int row = threadIdx.x / ROW_THREADS, lane = threadIdx.x % ROW_THREADS;
-            const bool any_before = block_key > 0 && first_row + row < T;
-            const float before = any_before ? lse[first_row + row] : -INFINITY;
-            float *const o_row = o + (size_t)(first_row + row) * HS;
-            float4 x[HS / ROW_THREADS / 4];
-#pragma unroll
-            for (int i = 0; i < HS / ROW_THREADS / 4; i++)
-                x[i] = any_before ? *(const float4 *)(o_row + 4 * (i * ROW_THREADS + lane)) : make_float4(0, 0, 0, 0);
-
             float part[M][HS / 8][4] = {};
             product_ab<HS>(part, s, v_tile, warp_id() * WARP_KEYS);
             store_part(parts + warp_id() * ROWS * PART_STRIDE, PART_STRIDE, part);
             __syncthreads();  // the parts and sums of all warps are there
 
             // With O' and sum added up over the warps, this block of keys has lse' = max + log(sum). Between two blocks O is kept
-            // normalized, so it is merged as lse = log(exp(lse) + exp(lse')), O = exp(old lse - lse) O + exp(max - lse) O'.
+            // normalized, so it is merged as lse = log(exp(lse) + exp(lse')), O = exp(old lse - lse) O + exp(max - lse) O'. A few
+            // neighbouring threads share a row.
+            constexpr int ROW_THREADS = THREADS / ROWS;
+            const int row = threadIdx.x / ROW_THREADS, lane = threadIdx.x % ROW_THREADS;
+            const float before = block_key > 0 && first_row + row < T ? lse[first_row + row] : -INFINITY;
+            __syncwarp();  // all of a row, which are in one warp, have read its lse before one of them replaces it
             if (first_row + row < T) {
                 float maximum = maxima[row], sum = sums[row];
 #pragma unroll
@@ -193,12 +186,19 @@ static __global__ __launch_bounds__(Tiles<HS>::THREADS, 2) void attention_forwar
                 const float merged = larger + logf(expf(here - larger) + expf(before - larger));
                 const float weight = expf(before - merged), part_weight = exp2_approx(scale_log2 * maximum - LOG2_E * merged);
                 const bool last_block = block_key + KEYS >= (CAUSAL ? first_row + row + 1 : T);
+                float *const o_row = o + (size_t)(first_row + row) * HS;
+                float4 x[HS / ROW_THREADS / 4];
 #pragma unroll
                 for (int i = 0; i < HS / ROW_THREADS / 4; i++) {
                     const int col = 4 * (i * ROW_THREADS + lane);
-                    const float4 sum_o = sum_of_parts<WARPS>(parts + row * PART_STRIDE + col, ROWS * PART_STRIDE);
-                    x[i] = make_float4(part_weight * sum_o.x + weight * x[i].x, part_weight * sum_o.y + weight * x[i].y,
-                                       part_weight * sum_o.z + weight * x[i].z, part_weight * sum_o.w + weight * x[i].w);
+                    const float4 old = block_key == 0 ? make_float4(0, 0, 0, 0) : *(const float4 *)(o_row + col);
+                    x[i] = sum_of_parts<WARPS>(parts + row * PART_STRIDE + col, ROWS * PART_STRIDE);
+                    x[i] = make_float4(part_weight * x[i].x + weight * old.x, part_weight * x[i].y + weight * old.y,
+                                       part_weight * x[i].z + weight * old.z, part_weight * x[i].w + weight * old.w);
+                }
+#pragma unroll
+                for (int i = 0; i < HS / ROW_THREADS / 4; i++) {
+                    const int col = 4 * (i * ROW_THREADS + lane);
                     if (last_block)
                         *(uint2 *)(out + (size_t)(first_row + row) * C + col) =
                             make_uint2(pack_bf16(x[i].x, x[i].y), pack_bf16(x[i].z, x[i].w));

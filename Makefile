@@ -39,6 +39,8 @@ VARIANT := build/$(notdir $(lastword $(filter-out -%,$(CC))))$(if $(filter 0,$(B
 
 # CUDA sources: with nvcc for GPUs, or with the C++ of $(CC) for the CPU, by way of dev/cuda_on_cpu.h.
 CUDA_FLAGS = -x c++ -std=gnu++17 $(filter-out -std=gnu11,$(FLAGS)) -Wno-unknown-pragmas -I.
+# The C++ library, and with clang the part of its sanitizers that C++ needs.
+CUDA_LIBS = -lstdc++ -lm -pthread $(if $(SANITIZE),$(call takes,-fsanitize-link-c++-runtime))
 CUDA_HEADERS := $(HEADERS) gpt/cuda.cuh dev/cuda_on_cpu.h
 ATTENTION := $(sort $(notdir $(basename $(wildcard dev/attention/*.cu))))
 ifneq ($(filter attention build/nvcc%,$(MAKECMDGOALS)),)
@@ -85,12 +87,12 @@ ATTENTION_HEADERS := $(CUDA_HEADERS) $(wildcard dev/attention/*.h dev/attention/
 $(VARIANT)/%.o: dev/attention/%.cu $(ATTENTION_HEADERS) $(VARIANT)/flags
 	$(CC) $(CUDA_FLAGS) -c $< -o $@
 $(VARIANT)/attention-cpu: $(ATTENTION:%=$(VARIANT)/%.o)
-	$(CC) $(FLAGS) $^ -o $@ -lstdc++ -lm -pthread
+	$(CC) $(FLAGS) $^ -o $@ $(CUDA_LIBS)
 $(VARIANT)/test_cuda_on_cpu: dev/test_cuda_on_cpu.cu $(CUDA_HEADERS) tests/frame.h $(VARIANT)/flags
-	$(CC) $(CUDA_FLAGS) $< -o $@ -lstdc++ -lm -pthread
+	$(CC) $(CUDA_FLAGS) $< -o $@ $(CUDA_LIBS)
 $(VARIANT)/exercises $(VARIANT)/exercises-solved: dev/attention/exercises/test_exercises.cu $(wildcard dev/attention/exercises/*.h) \
     dev/attention/v2.cu $(ATTENTION_HEADERS) tests/frame.h $(VARIANT)/flags
-	@$(CC) $(CUDA_FLAGS) $(if $(filter %-solved,$@),-DSOLUTIONS) $< -o $@ -lstdc++ -lm -pthread
+	@$(CC) $(CUDA_FLAGS) $(if $(filter %-solved,$@),-DSOLUTIONS) $< -o $@ $(CUDA_LIBS)
 build/nvcc/%.o: dev/attention/%.cu $(ATTENTION_HEADERS) build/nvcc/flags
 	$(NVCC) $(NVCC_FLAGS) -c $< -o $@
 build/nvcc/attention: $(ATTENTION:%=build/nvcc/%.o)

@@ -61,6 +61,7 @@
 #endif
 #if defined __SANITIZE_ADDRESS__ || __has_feature(address_sanitizer)
 #include <sanitizer/common_interface_defs.h>
+#define CUDA_ON_CPU_SANITIZED
 #else
 static inline void __sanitizer_start_switch_fiber(void **, const void *, size_t) {}
 static inline void __sanitizer_finish_switch_fiber(void *, const void **, size_t *) {}

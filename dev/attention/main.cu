@@ -68,7 +68,7 @@ static double tensor_bytes(Shape s) { return (double)s.B * s.T * s.NH * (16.0 * 
 // Device memory between two guards, which show what was written outside.
 struct Buffer {
     enum { GUARD_BYTE = 0xA5, POISON_BYTE = 0xFF };  // all-ones is NaN in bf16 and fp32
-#ifdef __SANITIZE_ADDRESS__
+#ifdef CUDA_ON_CPU_SANITIZED
     enum { GUARD = 0 };  // the sanitizer has guards of its own, and sees reads, too
 #else
     enum { GUARD = 4096 };

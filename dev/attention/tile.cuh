@@ -15,6 +15,8 @@
 
 #include "gpt/cuda.cuh"
 
+static constexpr float LOG2_E = 1.44269504f, LN_2 = 0.69314718f;  // kernels take exponentials and logarithms to base 2
+
 DEVICE int lane_id(void) { return threadIdx.x % 32; }
 DEVICE int warp_id(void) { return threadIdx.x / 32; }
 
@@ -119,6 +121,22 @@ DEVICE void product_ab(float (&acc)[M][COLS / 8][4], const float (&a)[M][K8][4],
             left[m][3] = pack_bf16(a[m][k + 1][2], a[m][k + 1][3]);
         }
         product_step<COLS>(acc, left, b, b_row + 8 * k);
+    }
+}
+
+// Columns (keys) beyond the causal diagonal or the end become -inf in S, whose first element is at (first_row, first_col).
+template <int M, int N8>
+DEVICE void mask(float (&s)[M][N8][4], int first_row, int first_col, int T, bool causal) {
+#pragma unroll
+    for (int m = 0; m < M; m++) {
+#pragma unroll
+        for (int n = 0; n < N8; n++) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const int row = first_row + 16 * m + lane_id() / 4 + i / 2 * 8, col = first_col + 8 * n + lane_id() % 4 * 2 + i % 2;
+                if ((causal && col > row) || col >= T) s[m][n][i] = -INFINITY;
+            }
+        }
     }
 }
 

@@ -39,26 +39,8 @@ template <int HS> struct Tiles {
     static constexpr int BYTES = FORWARD_BYTES > BACKWARD_BYTES ? FORWARD_BYTES : BACKWARD_BYTES;
 };
 
-static constexpr float LOG2_E = 1.44269504f, LN_2 = 0.69314718f;
-
 // ----------------------------------------------------------------------------
 // Forward
-
-// Columns (keys) beyond the causal diagonal or the end become -inf in S, whose first element is at (first_row, first_col).
-template <int M, int N8>
-DEVICE void mask(float (&s)[M][N8][4], int first_row, int first_col, int T, bool causal) {
-#pragma unroll
-    for (int m = 0; m < M; m++) {
-#pragma unroll
-        for (int n = 0; n < N8; n++) {
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                const int row = first_row + 16 * m + lane_id() / 4 + i / 2 * 8, col = first_col + 8 * n + lane_id() % 4 * 2 + i % 2;
-                if ((causal && col > row) || col >= T) s[m][n][i] = -INFINITY;
-            }
-        }
-    }
-}
 
 // A warp's part of O or dQ, to shared memory.
 template <int M, int N8> DEVICE void store_part(float *part, int stride, const float (&acc)[M][N8][4]) {

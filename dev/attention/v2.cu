@@ -43,26 +43,8 @@ enum { PAD = 128 };
 static_assert(PAD % Tiles<64>::OWN == 0 && PAD % Tiles<64>::WALK == 0, "no block and no tile ends beyond the padding");
 static int padded(int T) { return (T + PAD - 1) / PAD * PAD; }
 
-static constexpr float LOG2_E = 1.44269504f, LN_2 = 0.69314718f;
-
 // ----------------------------------------------------------------------------
 // Forward
-
-// Columns (keys) beyond the causal diagonal or the end become -inf in S, whose first element is at (first_row, first_col).
-template <int M, int N8>
-DEVICE void mask(float (&s)[M][N8][4], int first_row, int first_col, int T, bool causal) {
-#pragma unroll
-    for (int m = 0; m < M; m++) {
-#pragma unroll
-        for (int n = 0; n < N8; n++) {
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                const int row = first_row + 16 * m + lane_id() / 4 + i / 2 * 8, col = first_col + 8 * n + lane_id() % 4 * 2 + i % 2;
-                if ((causal && col > row) || col >= T) s[m][n][i] = -INFINITY;
-            }
-        }
-    }
-}
 
 // One step of the online softmax: S becomes P = exp(scale (S - new maximum)); O and the row sums so far, which were relative to the
 // old maximum, are rescaled to the new one. Each row must see a key in its first tile (here it is key 0): with

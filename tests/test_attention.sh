@@ -20,7 +20,7 @@ refused() { # PATTERN ARGUMENT...: it has to end with an error that matches PATT
 }
 
 begin 'what does not exist is refused with what does'
-refused "no variant 'v9'; there are: naive, v1, v2" test v9
+refused "no variant 'v9'; there are: naive, v1, v2, trainer" test v9
 refused "no command 'teste'; there are: test and bench" teste
 refused 'no option --ful; there are: --full' bench --ful
 refused 'no case has' test v2 'T 77777'
@@ -39,11 +39,13 @@ end
 begin 'a head size without a kernel is refused with those that have one'
 refused 'v1 has no kernels for head size 80; it has them for 32, 64 and 128' bench v1 1 64 2 80
 refused 'v2 has no kernels for head size 65; it has them for 32, 64 and 128' bench v2 1 64 2 65
+refused 'head size 80 is not supported; 32, 64 and 128 are' bench trainer 1 64 2 80
 end
 
 begin 'a GPU that is too old, or has too little shared memory, is refused with what is needed'
 CUDA_ON_CPU_CAPABILITY=7.5 refused 'capability 7.5, and the kernels need 8.0' test v2
 CUDA_ON_CPU_SHARED_KB=64 refused 'v2 needs [0-9]* KiB of shared memory a block for head size 128, and this GPU has 64' bench v2 1 64 2 128
+CUDA_ON_CPU_SHARED_KB=96 refused 'head size 128 needs 97 KiB of shared memory a block, and this GPU has 96' bench trainer 1 64 2 128
 CUDA_ON_CPU_SHARED_KB=64 refused 'v1 needs [0-9]* KiB of shared memory a block for head size 64, and this GPU has 64' bench v1 1 64 2 64
 end
 
@@ -54,12 +56,12 @@ end
 
 begin 'a table and its JSON have a row for each variant'
 table=$("$attention" bench 1 65 1 32) || wrong "bench ends with $?"
-for variant in naive v1 v2; do grep -qE "^$variant +[0-9.]+ " <<<"$table" || wrong "no row for $variant"; done
+for variant in naive v1 v2 trainer; do grep -qE "^$variant +[0-9.]+ " <<<"$table" || wrong "no row for $variant"; done
 if command -v python3 >/dev/null; then
     "$attention" bench 1 65 1 32 --json | python3 -c '
 import json, sys
 rows = [json.loads(line) for line in sys.stdin]
-assert [row["variant"] for row in rows] == ["naive", "v1", "v2"], rows
+assert [row["variant"] for row in rows] == ["naive", "v1", "v2", "trainer"], rows
 assert all(row["forward_ms"] > 0 and row["backward_ms"] > 0 and row["workspace_bytes"] > 0 for row in rows), rows
 assert all(row["T"] == 65 and row["causal"] and row["out_error"] < 0.02 for row in rows), rows
 assert rows[0]["speedup_over_naive"] == 1, rows' || wrong 'the JSON is not as expected'

@@ -13,7 +13,7 @@
 // reads half of S only), backward 18 T² (dP written and read, dS written and read twice, P read twice), where Q, K, V, O and their
 // gradients have only 16 T HS. Workspace: 8 T². FLOPs: forward 4 T² HS, backward 8 T² HS.
 
-#include "tile.cuh"
+#include "gpt/tile.cuh"
 #include "variant.h"
 
 // Rows of the T x T matrices are padded, so that each begins at a multiple of 16 bytes.

@@ -217,25 +217,30 @@ static Head attention_head(const Matrix &Q, const Matrix &K, const Matrix &V, co
 }
 
 struct Reference {
-    size_t first_head;        // head n of batch element b is number b * NH + n
+    size_t first, step;       // heads[i] is number first + i * step; head n of batch element b is number b * NH + n
     std::vector<Head> heads;  // exact
     double standard_error[RESULTS], fp32_error[RESULTS];
+
+    size_t number(size_t i) const { return first + i * step; }
 
     // The bound on a result's largest error is twice that of the standard attention, plus what fp32 costs. lse is kept in fp32
     // and is no product of anything rounded to bf16, so to it only the latter applies.
     double bound(int r) const { return (r == LSE ? 0 : 2 * standard_error[r]) + fp32_error[r]; }
 };
 
+// The reference of `count` heads, evenly spread over all, the last one among them.
+//
 // fp32_error is 1e-5 of a result's size: of its largest magnitude, or if larger, of the product of the root mean squares of what
 // it is made of, since dQ and dK are differences that may cancel altogether (at T = 1 they are 0). For normal inputs that is 1.
-static Reference reference(const Inputs &in, size_t first_head, size_t count) {
+static Reference reference(const Inputs &in, size_t count) {
     Shape s = in.s;
-    Reference ref = {first_head, std::vector<Head>(count), {0}, {0}};
+    size_t step = heads(s) / count;
+    Reference ref = {heads(s) - 1 - (count - 1) * step, step, std::vector<Head>(count), {0}, {0}};
     double size[RESULTS] = {0}, squares[4] = {0}, rms[4];
     // Few heads leave the threads to the loops over T.
 #pragma omp parallel for if (count >= 64)
     for (size_t i = 0; i < count; i++) {
-        int b = (int)((first_head + i) / s.NH), n = (int)((first_head + i) % s.NH);
+        int b = (int)(ref.number(i) / s.NH), n = (int)(ref.number(i) % s.NH);
         std::vector<Matrix> m;  // Q, K, V, dO
         for (int j = 0; j < 3; j++) m.emplace_back(&in.qkv[qkv_at(s, b, 0, j, n, 0)], (size_t)3 * s.NH * s.HS, s.T, s.HS);
         m.emplace_back(&in.dout[out_at(s, b, 0, n, 0)], (size_t)s.NH * s.HS, s.T, s.HS);
@@ -266,10 +271,10 @@ static Worst worst_error(const Outputs &o, Shape s, const Reference &ref, int r)
     Worst worst = {-1, 0, 0, 0, 0, 0, 0};
     int width = r == LSE ? 1 : s.HS;
     for (size_t i = 0; i < ref.heads.size(); i++) {
-        int b = (int)((ref.first_head + i) / s.NH), n = (int)((ref.first_head + i) % s.NH);
+        int b = (int)(ref.number(i) / s.NH), n = (int)(ref.number(i) % s.NH);
         for (int t = 0; t < s.T; t++)
             for (int h = 0; h < width; h++) {
-                double found = r == LSE ? o.lse[(ref.first_head + i) * s.T + t] :
+                double found = r == LSE ? o.lse[ref.number(i) * s.T + t] :
                                to_float(r == OUT ? o.out[out_at(s, b, t, n, h)] : o.dqkv[qkv_at(s, b, t, r - DQ, n, h)]);
                 double expected = ref.heads[i].result[r][(size_t)t * width + h];
                 double error = isfinite(found) ? fabs(found - expected) : INFINITY;

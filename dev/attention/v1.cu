@@ -20,7 +20,7 @@
 // bytes a row. FLOPs: forward 4 T² HS a head, backward 10 T² HS; if causal about half:
 // a block of keys meets all tiles from its first key on, masked or not, which at T = 1024 is 5/8 and 9/16 of the square.
 
-#include "tile.cuh"
+#include "gpt/tile.cuh"
 #include "variant.h"
 
 // Tile sizes. For head size 64 those of the paper's own kernels: 16 queries against 256 keys, 64 of them a warp's. What a warp
@@ -107,7 +107,7 @@ static __global__ __launch_bounds__(Tiles<HS>::THREADS, 2) void attention_forwar
 
             float s[M][WARP_KEYS / 8][4] = {};
             product_abt<HS>(s, q_tile, 0, k_tile, warp_id() * WARP_KEYS);
-            if ((CAUSAL && last_key > first_row) || last_key >= T) mask(s, first_row, first_key, T, CAUSAL);
+            if ((CAUSAL && last_key > first_row) || last_key >= T) mask_scores(s, first_row, first_key, T, CAUSAL);
 
             // The maximum of each row over this block's keys: of a lane, of the row's four lanes, of all warps.
 #pragma unroll
@@ -307,7 +307,7 @@ static __global__ __launch_bounds__(Tiles<HS>::THREADS, 2) void attention_backwa
             }
             __syncthreads();  // lse and delta are there for all
             if ((CAUSAL && first_key + WARP_KEYS - 1 > first_row) || first_key + WARP_KEYS > T)
-                mask(p, first_row, first_key, T, CAUSAL);
+                mask_scores(p, first_row, first_key, T, CAUSAL);
 #pragma unroll
             for (int m = 0; m < Q16; m++) {
 #pragma unroll
@@ -351,8 +351,8 @@ static __global__ __launch_bounds__(Tiles<HS>::THREADS, 2) void attention_backwa
                 }
             }
         }
-        store(dqkv_head + C, 3 * C, first_key, T, dk, scale);
-        store(dqkv_head + 2 * C, 3 * C, first_key, T, dv, 1.0f);
+        store_rows(dqkv_head + C, 3 * C, first_key, T, dk, scale);
+        store_rows(dqkv_head + 2 * C, 3 * C, first_key, T, dv, 1.0f);
     }
 }
 

@@ -20,7 +20,7 @@
 // Device memory, in elements: forward reads Q once and K, V once per block of queries (mostly from the L2 cache), writes O, lse;
 // backward likewise. Workspace: lse and delta, 8 bytes a row. FLOPs: forward 4 T² HS a head, backward 14 T² HS; half if causal.
 
-#include "tile.cuh"
+#include "gpt/tile.cuh"
 #include "variant.h"
 
 // Tile sizes. Rows of a warp are 16 M; what they accumulate has to fit its registers (255 a thread), and the tiles the shared
@@ -118,7 +118,7 @@ static __global__ __launch_bounds__(Tiles<HS>::THREADS, 2) void attention_forwar
 
         float s[M][KEYS / 8][4] = {};
         product_abt<HS>(s, q_tile, warp_id() * 16 * M, k_tile, 0);
-        if ((CAUSAL && last_key > first_row) || last_key >= T) mask(s, first_row, first_key, T, CAUSAL);
+        if ((CAUSAL && last_key > first_row) || last_key >= T) mask_scores(s, first_row, first_key, T, CAUSAL);
         online_softmax(s, o, row_max, row_sum, scale_log2);
         product_ab<HS>(o, s, v_tile, 0);
     }
@@ -139,7 +139,7 @@ static __global__ __launch_bounds__(Tiles<HS>::THREADS, 2) void attention_forwar
             }
         }
     }
-    store(out + row0 * C + head % NH * HS, C, first_row, T, o, 1.0f);
+    store_rows(out + row0 * C + head % NH * HS, C, first_row, T, o, 1.0f);
     if (lane_id() % 4 != 0) return;
 #pragma unroll
     for (int m = 0; m < M; m++) {
@@ -244,7 +244,7 @@ static __global__ __launch_bounds__(Tiles<HS>::THREADS, HS <= 64 ? 3 : 2) void a
             }
             product_abt<HS>(s, q_tile, warp * 16 * M, k_tile, step);
             product_abt<HS>(ds, dout_tile, warp * 16 * M, v_tile, step);
-            if ((CAUSAL && last_key > first_row) || last_key >= T) mask(s, first_row, first_key, T, CAUSAL);
+            if ((CAUSAL && last_key > first_row) || last_key >= T) mask_scores(s, first_row, first_key, T, CAUSAL);
 #pragma unroll
             for (int m = 0; m < M; m++) {
 #pragma unroll
@@ -256,7 +256,7 @@ static __global__ __launch_bounds__(Tiles<HS>::THREADS, HS <= 64 ? 3 : 2) void a
             product_ab<HS>(dq, ds, k_tile, step);
         }
     }
-    store(dqkv + row0 * 3 * C + head % NH * HS, 3 * C, first_row, T, dq, scale);
+    store_rows(dqkv + row0 * 3 * C + head % NH * HS, 3 * C, first_row, T, dq, scale);
 }
 
 // Zeros in Pᵀ, whose first element is at (first_key, first_query), where the key lies beyond the query.
@@ -343,7 +343,7 @@ static __global__ __launch_bounds__(Tiles<HS>::THREADS, 2) void attention_backwa
                     for (int i = 0; i < 4; i++) p[m][n][i] = exp2_approx(scale_log2 * p[m][n][i] - (i % 2 ? l.y : l.x));
                 }
             }
-            // Keys from T on need no mask, being rows that store() leaves out; nor do queries from T on, having an lse of +inf.
+            // Keys from T on need no mask, as store_rows() leaves them out; nor do queries from T on, having an lse of +inf.
             if (CAUSAL && first_key + 16 * M - 1 > first_query) mask_transposed(p, first_key, first_query);
             product_ab<HS>(dv, p, dout_tile, step);
 #pragma unroll
@@ -358,8 +358,8 @@ static __global__ __launch_bounds__(Tiles<HS>::THREADS, 2) void attention_backwa
         }
     }
     bf16 *const dqkv_head = dqkv + row0 * 3 * C + head % NH * HS;
-    store(dqkv_head + C, 3 * C, first_key, T, dk, scale);
-    store(dqkv_head + 2 * C, 3 * C, first_key, T, dv, 1.0f);
+    store_rows(dqkv_head + C, 3 * C, first_key, T, dk, scale);
+    store_rows(dqkv_head + 2 * C, 3 * C, first_key, T, dv, 1.0f);
 }
 
 template <int HS, bool CAUSAL>

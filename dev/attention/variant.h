@@ -56,7 +56,7 @@ static inline bool has_tiles(const char *name, Shape s, int shared_bytes) {
 }
 
 enum { MAX_VARIANTS = 16 };
-extern Variant variants[MAX_VARIANTS];  // in the order of their files' names
+extern Variant variants[MAX_VARIANTS];  // in the order of their files' names, but for the trainer, which the Makefile puts last
 extern int variant_count;
 
 #define VARIANT(name, idea)                                                                                     \

@@ -10,8 +10,8 @@
 //     [2], [3]: row 16 m + g + 8, the same columns.
 // Rounded to pairs of bf16, two such 16 x 8 pieces are just what the tensor core wants of a left factor (16 x 16), so the result of
 // one product is the left factor of the next without leaving its registers.
-#ifndef TILE_CUH
-#define TILE_CUH
+#ifndef GPT_TILE_CUH
+#define GPT_TILE_CUH
 
 #include "gpt/cuda.cuh"
 
@@ -48,8 +48,8 @@ DEVICE void load_tile(bf16 *tile, const bf16 *matrix, size_t stride, int first_r
 // where the second is below the first, or ACROSS, where it is to its right. This is the address that a lane gives to ldmatrix for
 // it. Its chunk is col / 8 + right; col / 8 being even, the sum is an xor, too, and all that depends on the lane is the same for
 // every block.
-enum Order { DOWN, ACROSS };
-template <int COLS, Order ORDER> DEVICE const bf16 *lane_address(const bf16 *tile, int row, int col) {
+enum TileOrder { DOWN, ACROSS };
+template <int COLS, TileOrder ORDER> DEVICE const bf16 *lane_address(const bf16 *tile, int row, int col) {
     const int lane = lane_id(), below = ORDER == DOWN ? lane / 8 % 2 : lane / 16, right = ORDER == DOWN ? lane / 16 : lane / 8 % 2;
     const int block_row = 8 * below + lane % 8;
     return tile + (row + block_row) * COLS + (right ^ swizzle<COLS>(block_row) ^ col / 8 % 8) * 8 + col / 64 * 64;
@@ -126,7 +126,7 @@ DEVICE void product_ab(float (&acc)[M][COLS / 8][4], const float (&a)[M][K8][4],
 
 // Columns (keys) beyond the causal diagonal or the end become -inf in S, whose first element is at (first_row, first_col).
 template <int M, int N8>
-DEVICE void mask(float (&s)[M][N8][4], int first_row, int first_col, int T, bool causal) {
+DEVICE void mask_scores(float (&s)[M][N8][4], int first_row, int first_col, int T, bool causal) {
 #pragma unroll
     for (int m = 0; m < M; m++) {
 #pragma unroll
@@ -143,7 +143,7 @@ DEVICE void mask(float (&s)[M][N8][4], int first_row, int first_col, int T, bool
 // Writes scale · acc to rows first_row .. of a matrix with T rows `stride` elements apart, rounded to bf16; rows from T on are
 // left out.
 template <int M, int N8>
-DEVICE void store(bf16 *matrix, size_t stride, int first_row, int T, const float (&acc)[M][N8][4], float scale) {
+DEVICE void store_rows(bf16 *matrix, size_t stride, int first_row, int T, const float (&acc)[M][N8][4], float scale) {
 #pragma unroll
     for (int m = 0; m < M; m++) {
 #pragma unroll

@@ -823,10 +823,12 @@ TEST(validate) {  // the mean over all windows, those of a last incomplete batch
 }
 
 static unsigned char *written(Model *m, const Options *o, const char *prompt, int *length) {
+    static Run run;
     char *text = NULL;
     size_t size;
     FILE *out = open_memstream(&text, &size);
-    generate(m, o, prompt, 0, out);
+    run.options = *o, run.config = m->config;
+    run_write(&run, prompt, 0, out, next_logits, m);
     fclose(out);
     keep(text, 0);
     CHECK(size > strlen(prompt) && !strncmp(text, prompt, strlen(prompt)) && text[size - 1] == '\n', "(%s)", text);

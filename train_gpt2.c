@@ -794,52 +794,22 @@ static void adamw(Model *m, const Options *o, double rate, int64_t update, doubl
 // ---------------------------------------------------------------------------
 // 6 Generating text
 
-// Writes `prompt` and o->tokens tokens after it, as long as no end of text is drawn. The model sees the last T tokens, all of
-// them anew for each token: no keys and values are kept, which is simple, and fast enough for a sample.
-static void generate(Model *m, const Options *o, const char *prompt, int64_t step, FILE *out) {
-    size_t length = strlen(prompt), T = (size_t)m->config.seq, total = length + 1 + (size_t)o->tokens;
-    int *tokens = allocate(total, sizeof *tokens, "the text to generate"), V = m->config.vocab;
-    tokens[0] = TOKEN_END_OF_TEXT;  // what precedes a text
-    for (size_t i = 0; i < length; i++) tokens[1 + i] = (unsigned char)prompt[i];
-    fputs(prompt, out);
-    for (size_t n = length + 1; n < total && !stop_requested; n++) {
-        size_t seen = n < T ? n : T;
-        model_forward(m, tokens + n - seen, 1, (int)seen);
-        const float *last = m->lnf + (seen - 1) * (size_t)m->config.channels;
-        matmul(m->logits, last, false, m->weight.wte, true, 1, V, m->config.channels, false);
-        float uniform = random_to_uniform(random4((uint64_t)o->seed, RANDOM_SAMPLE, (uint32_t)step, n).word[0]);
-        tokens[n] = sample_token(m->logits, V, o->temperature, (int)o->top_k, o->top_p, uniform);
-        if (tokens[n] == TOKEN_END_OF_TEXT) break;
-        token_write(out, tokens[n]);
-        fflush(out);
-    }
-    fputc('\n', out);
-    free(tokens);
+// The logits (V) that follow `count` tokens. The model computes all of them anew for each token: no keys and values are kept, which
+// is simple, and fast enough for a sample.
+static const float *next_logits(void *model, const int *tokens, int count) {
+    Model *m = model;
+    model_forward(m, tokens, 1, count);
+    const float *last = m->lnf + (size_t)(count - 1) * (size_t)m->config.channels;
+    matmul(m->logits, last, false, m->weight.wte, true, 1, m->config.vocab, m->config.channels, false);
+    return m->logits;
 }
 
 // ---------------------------------------------------------------------------
 // 7 Training
 
-// Splits B windows of T + 1 tokens into inputs (B, T) and, one position further, targets (B, T).
-typedef struct { int *window, *inputs, *targets; } Batch;
-
-static bool batch_read(Batch *batch, const Run *run, bool training, uint64_t first, size_t windows, int B) {
-    size_t T = (size_t)run->config.seq;
-    int V = run->config.vocab;
-    for (size_t b = 0; b < (size_t)B; b++) {
-        if (!(training ? data_sample(&run->train, first + b, V, batch->window)
-                       : data_spread(&run->val, first + b, windows, V, batch->window))) return false;
-        memcpy(batch->inputs + b * T, batch->window, T * sizeof(int));
-        memcpy(batch->targets + b * T, batch->window + 1, T * sizeof(int));
-    }
-    return true;
-}
-
 // Mean loss over windows spread evenly over the validation data. False after fail().
 static bool validate(Model *m, const Run *run, Batch *batch, double *loss) {
-    size_t T = (size_t)run->config.seq, windows = (run->val.end - run->val.begin - 1) / T;
-    size_t wanted = (size_t)(run->options.val_steps * m->B);
-    if (wanted > 0 && windows > wanted) windows = wanted;
+    size_t T = (size_t)run->config.seq, windows = run_validation_windows(run, m->B);
     *loss = 0;
     for (size_t first = 0; first < windows && !stop_requested; first += (size_t)m->B) {
         int B = windows - first < (size_t)m->B ? (int)(windows - first) : m->B;
@@ -874,25 +844,6 @@ static bool train_step(Model *m, Run *run, Batch *batch, double *loss, double *n
     return true;
 }
 
-enum { SKIPS_TO_STOP = 5 };  // updates in a row that were not finite: the weights do not change, so it will not get better
-
-// The end of training, for whatever reason: says why, saves what is not saved yet, says how to go on. Returns the exit code.
-static int train_end(Model *m, Run *run, bool ok, bool stuck, bool unsaved) {
-    const Options *o = &run->options;
-    if (stuck) {
-        ok = fail("%d updates in a row had a loss or gradient that is not finite and were skipped; the weights are as before them; "
-                  "a smaller --lr or another --seed may help", SKIPS_TO_STOP);
-    }
-    if (!ok) fprintf(stderr, "error: %s\n", error_text);
-    if (unsaved) {
-        if (!checkpoint_save(o->out, m->config, o, run->progress, m->state)) die_of_failure();
-        printf("saved %s/ckpt-%08lld\n", o->out, (long long)run->progress.step);
-    }
-    if (stop_requested) run_print_stopped(run);
-    if (run->progress.skipped) printf("%lld updates were skipped because they were not finite\n", (long long)run->progress.skipped);
-    return ok ? 0 : 1;
-}
-
 // Trains from run->progress to --steps. Returns the program's exit code.
 static int train(Model *m, Run *run) {
     const Options *o = &run->options;
@@ -921,7 +872,7 @@ static int train(Model *m, Run *run) {
         }
         if (o->sample_every && step % o->sample_every == 0 && m->config.vocab == BYTE_VOCAB) {
             log_break(&log);
-            generate(m, o, *o->prompt ? o->prompt : "\n", step, stdout);
+            run_write(run, *o->prompt ? o->prompt : "\n", step, stdout, next_logits, m);
         }
         if (o->save_every && step % o->save_every == 0 && step < o->steps) {
             if (checkpoint_save(o->out, m->config, o, *progress, m->state)) saved = step;
@@ -929,7 +880,7 @@ static int train(Model *m, Run *run) {
         }
     }
     log_break(&log);
-    int status = train_end(m, run, ok, skips == SKIPS_TO_STOP, progress->step > saved);
+    int status = run_end(run, m->state, ok, skips == SKIPS_TO_STOP, progress->step > saved);
     fclose(log.jsonl);
     free(batch.window);
     free(batch.inputs);
@@ -941,21 +892,15 @@ static int train(Model *m, Run *run) {
 int main(int argc, char **argv) {
     static Run run;
     Model model;
-    char arithmetic[128];
-    int status = 0, fd;
-    while ((fd = open("/dev/null", O_RDWR)) >= 0 && fd <= STDERR_FILENO) {}  // a closed stdout must not become some other file
-    close(fd);
-    signal(SIGPIPE, SIG_IGN);  // nobody reads stdout any more: training goes on
+    char arithmetic[128], memory[32];
+    int status = 0;
     if (!run_setup(&run, argc, argv)) die_of_failure();
     const Options *o = &run.options;
     if (run.config.channels / run.config.heads > MAX_HS)
         die("a head has %d channels (--channels / --heads); at most %d are supported", run.config.channels / run.config.heads,
             MAX_HS);
-    if (run.prompts && run.config.vocab != BYTE_VOCAB)
-        die("--prompt needs a model of bytes (257 tokens); this one has %d tokens, whose tokenizer is not part of this program",
-            run.config.vocab);
     bool training = run.trains || o->dry_run;
-    size_t memory = model_plan(&model, run.config, training ? (int)o->batch : 1, training);
+    snprintf(memory, sizeof memory, "%.1f MiB", (double)model_plan(&model, run.config, training ? (int)o->batch : 1, training) / 1048576);
     matmul_start(arithmetic, sizeof arithmetic);
     if (training) run_print(&run, memory, arithmetic);
     if (o->dry_run) {
@@ -971,7 +916,7 @@ int main(int argc, char **argv) {
     catch_signals();
     if (run.trains) status = train(&model, &run);
     if (run.trains && run.prompts) putchar('\n');
-    if (run.prompts && !stop_requested && !status) generate(&model, o, o->prompt, run.progress.step, stdout);
+    if (run.prompts && !stop_requested && !status) run_write(&run, o->prompt, run.progress.step, stdout, next_logits, &model);
     if (stop_requested) status = 128 + stop_requested;
     if (fflush(stdout) || ferror(stdout)) die("cannot write to the standard output: %s", strerror(errno));
     model_free(&model);

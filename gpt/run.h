@@ -158,6 +158,10 @@ static inline bool run_open_data(Run *run) {
 
 // Reads the command line and everything it names. False after fail(): one sentence says what is wrong. Exits for --help.
 static inline bool run_setup(Run *run, int argc, char **argv) {
+    int fd;
+    while ((fd = open("/dev/null", O_RDWR)) >= 0 && fd <= STDERR_FILENO) {}  // a closed stdout must not become some other file
+    close(fd);
+    signal(SIGPIPE, SIG_IGN);  // nobody reads stdout any more: training goes on
     memset(run, 0, sizeof *run);
     run->program = argv[0];
     Options *o = &run->options;
@@ -182,6 +186,9 @@ static inline bool run_setup(Run *run, int argc, char **argv) {
                     "--help lists all options");
     if (*o->data && (run->trains || o->dry_run) && !run_open_data(run)) return false;
     if (!run->config.vocab) run->config.vocab = BYTE_VOCAB;
+    if (run->prompts && run->config.vocab != BYTE_VOCAB)
+        return fail("--prompt needs a model of bytes (257 tokens); this one has %d tokens, whose tokenizer is not part of this program",
+                    run->config.vocab);
 
     int64_t batch_tokens = o->batch * run->config.seq;
     if (!o->total_batch) o->total_batch = batch_tokens;
@@ -253,8 +260,8 @@ static inline void run_print_stopped(const Run *run) {
     putchar('\n');
 }
 
-// The configuration and what the run will take. `memory` is the trainer's count of bytes.
-static inline void run_print(const Run *run, size_t memory, const char *arithmetic) {
+// The configuration and what the run will take. How it computes and in what memory are the trainer's to say.
+static inline void run_print(const Run *run, const char *memory, const char *arithmetic) {
     const Options *o = &run->options;
     size_t parameters;
     free(gpt_tensors(run->config, &parameters));
@@ -263,7 +270,7 @@ static inline void run_print(const Run *run, size_t memory, const char *arithmet
     options_print(stdout, o, 116);
     printf("parameters    %zu (%.2f million)\n", parameters, (double)parameters / 1e6);
     printf("computes      %s\n", arithmetic);
-    printf("memory        %.1f MiB\n", (double)memory / 1048576);
+    printf("memory        %s\n", memory);
     if (run->train.count) {
         printf("disk          %.1f MiB: up to %.0f checkpoint%s of %.1f MiB\n", saves * checkpoint / 1048576, saves,
                saves == 1 ? "" : "s", checkpoint / 1048576);
@@ -277,6 +284,74 @@ static inline void run_print(const Run *run, size_t memory, const char *arithmet
         printf(run->resumes ? "resumes from  %s, step %lld\n" : "starts from   the weights of %s, at step %lld\n", run->start_from,
                (long long)run->progress.step);
     fflush(stdout);
+}
+
+// ---------------------------------------------------------------------------
+// Batches, and the end of a run
+
+// B windows of T + 1 tokens, split into inputs (B, T) and, one position further, targets (B, T); `window` has room for one.
+typedef struct { int *window, *inputs, *targets; } Batch;
+
+// Reads samples `first` .. of the training data, or windows `first` .. of `windows` that are spread over the validation data.
+// False after fail().
+static inline bool batch_read(Batch *batch, const Run *run, bool training, uint64_t first, size_t windows, int B) {
+    size_t T = (size_t)run->config.seq;
+    int V = run->config.vocab;
+    for (size_t b = 0; b < (size_t)B; b++) {
+        if (!(training ? data_sample(&run->train, first + b, V, batch->window)
+                       : data_spread(&run->val, first + b, windows, V, batch->window))) return false;
+        memcpy(batch->inputs + b * T, batch->window, T * sizeof(int));
+        memcpy(batch->targets + b * T, batch->window + 1, T * sizeof(int));
+    }
+    return true;
+}
+
+// How many windows a validation reads that computes B at once.
+static inline size_t run_validation_windows(const Run *run, int B) {
+    size_t windows = (run->val.end - run->val.begin - 1) / (size_t)run->config.seq, wanted = (size_t)(run->options.val_steps * B);
+    return wanted > 0 && windows > wanted ? wanted : windows;
+}
+
+// Writes `prompt` and o->tokens tokens after it, as long as no end of text is drawn. next_logits(model, tokens, count) gives the
+// logits (V) that follow the last T tokens, or all if they are fewer.
+static inline void run_write(const Run *run, const char *prompt, int64_t step, FILE *out,
+                             const float *(*next_logits)(void *model, const int *tokens, int count), void *model) {
+    const Options *o = &run->options;
+    size_t length = strlen(prompt), T = (size_t)run->config.seq, total = length + 1 + (size_t)o->tokens;
+    int *tokens = (int *)allocate(total, sizeof *tokens, "the text to generate");
+    tokens[0] = TOKEN_END_OF_TEXT;  // what precedes a text
+    for (size_t i = 0; i < length; i++) tokens[1 + i] = (unsigned char)prompt[i];
+    fputs(prompt, out);
+    for (size_t n = length + 1; n < total && !stop_requested; n++) {
+        size_t seen = n < T ? n : T;
+        const float *logits = next_logits(model, tokens + n - seen, (int)seen);
+        float uniform = random_to_uniform(random4((uint64_t)o->seed, RANDOM_SAMPLE, (uint32_t)step, n).word[0]);
+        tokens[n] = sample_token(logits, run->config.vocab, o->temperature, (int)o->top_k, o->top_p, uniform);
+        if (tokens[n] == TOKEN_END_OF_TEXT) break;
+        token_write(out, tokens[n]);
+        fflush(out);
+    }
+    fputc('\n', out);
+    free(tokens);
+}
+
+enum { SKIPS_TO_STOP = 5 };  // updates in a row that were not finite: the weights do not change, so it will not get better
+
+// The end of training, for whatever reason: says why, saves `state` if it is `unsaved`, says how to go on. Returns the exit code.
+static inline int run_end(const Run *run, ModelState state, bool ok, bool stuck, bool unsaved) {
+    const Options *o = &run->options;
+    if (stuck) {
+        ok = fail("%d updates in a row had a loss or gradient that is not finite and were skipped; the weights are as before them; "
+                  "a smaller --lr or another --seed may help", SKIPS_TO_STOP);
+    }
+    if (!ok) fprintf(stderr, "error: %s\n", error_text);
+    if (unsaved) {
+        if (!checkpoint_save(o->out, run->config, o, run->progress, state)) die_of_failure();
+        printf("saved %s/ckpt-%08lld\n", o->out, (long long)run->progress.step);
+    }
+    if (stop_requested) run_print_stopped(run);
+    if (run->progress.skipped) printf("%lld updates were skipped because they were not finite\n", (long long)run->progress.skipped);
+    return ok ? 0 : 1;
 }
 
 #endif

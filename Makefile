@@ -3,7 +3,7 @@
 #   BLAS      0 uses the built-in matrix products even where OpenBLAS is installed
 #   SANITIZE  address,undefined builds with these sanitizers, for finding faults
 #   ARCH      the processor to build for (default: native, this machine's)
-#   GPU       compute capabilities to build for, as in GPU="8.0 9.0a" (default: the GPUs of this machine, or the usual ones)
+#   GPU       compute capabilities to build for, as in GPU="8.0 9.0a" (default: the GPUs of this machine, or 8.0, 9.0a, 10.0 and 12.0)
 
 ARCH ?= native
 WARNINGS := -Wall -Wextra
@@ -13,7 +13,8 @@ CFLAGS ?= -O3 -fno-math-errno -fno-trapping-math
 # Does the compiler take these flags, for a whole program?
 takes = $(shell echo 'int main(void) { return 0; }' | $(CC) $(1) -x c - -o /dev/null 2>/dev/null && echo $(1))
 
-ifneq ($(filter train_gpt2 tokenize demo attention-cpu exercises build/%,$(MAKECMDGOALS)),)
+HAVE_GPU := $(and $(filter demo,$(MAKECMDGOALS)),$(shell nvidia-smi -L 2>/dev/null),$(or $(shell command -v nvcc),$(wildcard /usr/local/cuda/bin/nvcc)))
+ifneq ($(filter train_gpt2 tokenize demo attention-cpu exercises build/% test-gpu,$(MAKECMDGOALS)),)
 ifeq ($(shell command -v $(firstword $(CC))),)
 $(error there is no compiler $(CC); on Debian: apt-get install gcc, and leave CC= out)
 endif
@@ -41,27 +42,30 @@ VARIANT := build/$(notdir $(lastword $(filter-out -%,$(CC))))$(if $(filter 0,$(B
 CUDA_FLAGS = -x c++ -std=gnu++17 $(filter-out -std=gnu11,$(FLAGS)) -Wno-unknown-pragmas -I.
 # The C++ library, and with clang the part of its sanitizers that C++ needs.
 CUDA_LIBS = -lstdc++ -lm -pthread $(if $(SANITIZE),$(call takes,-fsanitize-link-c++-runtime))
-CUDA_HEADERS := $(HEADERS) gpt/cuda.cuh dev/cuda_on_cpu.h
-ATTENTION := $(sort $(notdir $(basename $(wildcard dev/attention/*.cu))))
-ifneq ($(filter attention build/nvcc%,$(MAKECMDGOALS)),)
+CUDA_HEADERS := $(HEADERS) gpt/cuda.cuh gpt/tile.cuh dev/cuda_on_cpu.h
+# The variants register in the order in which they are linked: from the naive one on, and last what the trainer has.
+ATTENTION := $(sort $(filter-out trainer,$(notdir $(basename $(wildcard dev/attention/*.cu))))) trainer
+ifneq ($(filter train_gpt2cu attention build/nvcc% test-gpu,$(MAKECMDGOALS))$(HAVE_GPU),)
 NVCC ?= $(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc))
 ifeq ($(NVCC),)
-$(error there is no nvcc; install the CUDA toolkit, or make attention-cpu, which needs none)
+$(error there is no nvcc; install the CUDA toolkit, or make train_gpt2 and attention-cpu, which need none)
 endif
-# Code for 9.0 and later may use instructions of just this generation, which is the "a".
-GPU ?= $(or $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | sort -u | sed 's/^\(9\.0\|1[0-9]\.[0-9]\)$$/&a/'),8.0 9.0a 10.0a 12.0a)
-NVCC_FLAGS = -std=c++17 -O3 -I. -lineinfo -Xcompiler -Wall,-Wextra,-fopenmp $(if $(PTXAS),-Xptxas=$(PTXAS)) \
+# Code for 9.0 may use instructions of just this generation, which is the "a".
+GPU ?= $(or $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | sort -u | sed 's/^9\.0$$/&a/'),8.0 9.0a 10.0 12.0)
+NVCC_FLAGS = -std=c++17 -O3 -I. -DBUILT_FOR='"$(GPU)"' -lineinfo -Xcompiler -Wall,-Wextra,-fopenmp $(if $(PTXAS),-Xptxas=$(PTXAS)) \
     $(foreach gpu,$(subst .,,$(GPU)),-gencode arch=compute_$(gpu),code=sm_$(gpu))
 endif
 
 help:
-	@echo 'make demo         train a small GPT for about two minutes and let it write'
-	@echo 'make train_gpt2   the trainer on the CPU; ./train_gpt2 --help lists its options'
+	@echo 'make demo         train a small GPT, for about two minutes or, on a GPU, seconds, and let it write'
+	@echo 'make train_gpt2cu the trainer on an NVIDIA GPU; needs the CUDA toolkit'
+	@echo 'make train_gpt2   the trainer on the CPU; ./train_gpt2 --help lists the options of both'
 	@echo 'make tokenize     the program that turns texts into .bin shards'
 	@echo 'make attention    the attention kernels side by side, on a GPU; ./attention says what it can do'
 	@echo 'make attention-cpu    the same kernels on the CPU, without a GPU or CUDA'
 	@echo 'make exercises    do your answers to the exercises of dev/attention/README.md work?'
 	@echo 'make test         all tests that this machine can run'
+	@echo 'make test-gpu     only those of the GPU'
 	@echo 'make bench        speed beside its targets, and memory'
 	@echo 'make asan         the tests again, with address and undefined-behaviour sanitizers only'
 	@echo 'make clean        remove what was built; data, runs and checkpoints stay'
@@ -73,7 +77,7 @@ $(VARIANT)/flags: always
 	@echo '$(CC) $(FLAGS) $(BLAS_FLAGS)' | cmp -s - $@ || echo '$(CC) $(FLAGS) $(BLAS_FLAGS)' > $@
 build/nvcc/flags: always
 	@mkdir -p $(@D)
-	@echo '$(NVCC) $(NVCC_FLAGS)' | cmp -s - $@ || echo '$(NVCC) $(NVCC_FLAGS)' > $@
+	@echo "$(NVCC) $(NVCC_FLAGS)" | cmp -s - $@ || echo "$(NVCC) $(NVCC_FLAGS)" > $@
 
 $(VARIANT)/train_gpt2: train_gpt2.c
 $(VARIANT)/test_gpt2: test_gpt2.c train_gpt2.c tests/frame.h
@@ -83,7 +87,8 @@ $(VARIANT)/tokenize: data/tokenize.c
 $(addprefix $(VARIANT)/,train_gpt2 test_gpt2 bench_gpt2 test_host tokenize): $(HEADERS) $(VARIANT)/flags
 	$(CC) $(FLAGS) $(BLAS_FLAGS) -I. $(filter %/$(@F).c $(@F).c,$^) -o $@ $(BLAS_LIBS) -lm
 
-ATTENTION_HEADERS := $(CUDA_HEADERS) $(wildcard dev/attention/*.h dev/attention/*.cuh)
+ATTENTION_HEADERS := $(CUDA_HEADERS) $(wildcard dev/attention/*.h)
+$(VARIANT)/trainer.o build/nvcc/trainer.o: attention.cuh
 $(VARIANT)/%.o: dev/attention/%.cu $(ATTENTION_HEADERS) $(VARIANT)/flags
 	$(CC) $(CUDA_FLAGS) -c $< -o $@
 $(VARIANT)/attention-cpu: $(ATTENTION:%=$(VARIANT)/%.o)
@@ -98,19 +103,36 @@ build/nvcc/%.o: dev/attention/%.cu $(ATTENTION_HEADERS) build/nvcc/flags
 build/nvcc/attention: $(ATTENTION:%=build/nvcc/%.o)
 	$(NVCC) $^ -o $@ -Xcompiler -fopenmp -lcublas
 
+# The GPU trainer; and, for tests, the same on the CPU.
+build/nvcc/train_gpt2cu: train_gpt2.cu attention.cuh $(CUDA_HEADERS) build/nvcc/flags
+	$(NVCC) $(NVCC_FLAGS) $< -o $@ -lcublasLt
+$(VARIANT)/train_gpt2cu-cpu: train_gpt2.cu attention.cuh $(CUDA_HEADERS) $(VARIANT)/flags
+	$(CC) $(CUDA_FLAGS) $< -o $@ $(CUDA_LIBS)
+# The GPU trainer's test, on the CPU and on a GPU, beside train_gpt2.c, which is C.
+$(VARIANT)/reference.o build/nvcc/reference.o: tests/reference.c tests/reference.h train_gpt2.c $(HEADERS) $(VARIANT)/flags
+	@mkdir -p $(@D)
+	$(CC) $(FLAGS) -I. -c $< -o $@
+TEST_GPT2CU := test_gpt2.cu train_gpt2.cu attention.cuh tests/frame.h tests/reference.h $(CUDA_HEADERS)
+$(VARIANT)/test_gpt2cu: $(TEST_GPT2CU) $(VARIANT)/reference.o $(VARIANT)/flags
+	$(CC) $(CUDA_FLAGS) $< -x none $(VARIANT)/reference.o -o $@ $(CUDA_LIBS)
+build/nvcc/test_gpt2cu: $(TEST_GPT2CU) build/nvcc/reference.o build/nvcc/flags
+	$(NVCC) $(NVCC_FLAGS) $< build/nvcc/reference.o -o $@ -lcublasLt
+
 train_gpt2 tokenize attention-cpu: %: $(VARIANT)/% always
 	@cmp -s $< $@ || cp -f $< $@
-attention: build/nvcc/attention always
+train_gpt2cu attention: %: build/nvcc/% always
 	@cmp -s $< $@ || cp -f $< $@
 
 exercises: $(VARIANT)/exercises
 	@$<
 
-demo: train_gpt2
-	scripts/demo.sh
+demo: $(if $(HAVE_GPU),train_gpt2cu,train_gpt2)
+	scripts/demo.sh ./$<
 
 test:
 	tests/run.sh
+test-gpu:
+	tests/run.sh gpu
 
 asan:
 	tests/run.sh sanitized
@@ -119,8 +141,8 @@ bench:
 	dev/bench.sh
 
 clean:
-	rm -rf build train_gpt2 tokenize attention attention-cpu
+	rm -rf build train_gpt2 train_gpt2cu tokenize attention attention-cpu
 
 always:
-.PHONY: help demo exercises test asan bench clean always
+.PHONY: help demo exercises test test-gpu asan bench clean always
 .DELETE_ON_ERROR:

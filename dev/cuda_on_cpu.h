@@ -159,6 +159,7 @@ CHOICE(max, >)
 // Macros, because libm's headers declare some of these names for themselves. They are more precise than a GPU's.
 #define __expf(x) expf(x)
 #define __logf(x) logf(x)
+#define __fdividef(x, y) ((x) / (y))
 #define rsqrtf(x) (1.0f / sqrtf(x))
 
 // 2^x; results below 2^-126 become 0. ("ex2")

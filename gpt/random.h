@@ -11,11 +11,17 @@
 #include <stdint.h>
 
 // What a draw is for. Two purposes never share a number.
-enum { RANDOM_INIT = 1, RANDOM_OFFSET = 2, RANDOM_SHUFFLE = 3, RANDOM_SAMPLE = 4 };
+enum { RANDOM_INIT = 1, RANDOM_OFFSET = 2, RANDOM_SHUFFLE = 3, RANDOM_SAMPLE = 4, RANDOM_ROUND = 5 };
+
+#ifdef __CUDACC__
+#define HOST_DEVICE __host__ __device__  // kernels draw, too
+#else
+#define HOST_DEVICE
+#endif
 
 typedef struct { uint32_t word[4]; } Random4;
 
-static inline Random4 philox4x32(uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3, uint32_t key0, uint32_t key1) {
+HOST_DEVICE static inline Random4 philox4x32(uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3, uint32_t key0, uint32_t key1) {
     for (int round = 0; round < 10; round++) {
         uint64_t product0 = (uint64_t)0xD2511F53u * c0, product1 = (uint64_t)0xCD9E8D57u * c2;
         uint32_t high0 = (uint32_t)(product0 >> 32), high1 = (uint32_t)(product1 >> 32);
@@ -31,7 +37,7 @@ static inline Random4 philox4x32(uint32_t c0, uint32_t c1, uint32_t c2, uint32_t
 }
 
 // Four independent 32-bit words.
-static inline Random4 random4(uint64_t seed, uint32_t purpose, uint32_t step, uint64_t index) {
+HOST_DEVICE static inline Random4 random4(uint64_t seed, uint32_t purpose, uint32_t step, uint64_t index) {
     return philox4x32((uint32_t)index, (uint32_t)(index >> 32), step, purpose, (uint32_t)seed, (uint32_t)(seed >> 32));
 }
 

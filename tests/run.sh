@@ -3,6 +3,7 @@
 # Runs every test that this machine can run; what it cannot run is skipped, with the reason.
 #
 # Usage: tests/run.sh              all of them: make test
+#        tests/run.sh gpu          only those on a GPU: make test-gpu
 #        tests/run.sh sanitized    only those built with sanitizers: make asan
 #        TEST_SEED=N tests/run.sh  with the random inputs of a run that printed this seed
 #
@@ -46,12 +47,33 @@ build() {
 # Can the compiler do this at all? Some parts of a compiler are packages of their own.
 able() { echo 'int main(void) { return 0; }' | "$@" - -o /dev/null 2>/dev/null; }
 
+# The CUDA sources built by nvcc, and what only a GPU can show of them.
+with_nvcc() {
+    if ! have nvcc && [ ! -x /usr/local/cuda/bin/nvcc ]; then skip "nvcc, and a GPU" "the CUDA toolkit is not installed"; return; fi
+    if ! nvidia-smi -L >/dev/null 2>&1; then
+        build "nvcc, without register spills" build/nvcc/{attention,train_gpt2cu,test_gpt2cu} GPU='8.0 9.0a 12.0' PTXAS=-warn-spills,-Werror
+        skip "on a GPU" "there is none"
+        return
+    fi
+    build "nvcc" build/nvcc/{attention,train_gpt2cu,test_gpt2cu} build/cc/train_gpt2 build/cc/attention-cpu
+    suite "attention on the GPU" build/nvcc/attention test
+    suite "the trainer's numbers on the GPU" build/nvcc/test_gpt2cu
+    suite "the trainer's command line on the GPU" tests/test_train_gpt2cu.sh build/nvcc/train_gpt2cu build/cc/train_gpt2
+    local tool sanitizer
+    sanitizer=$(command -v compute-sanitizer || echo /usr/local/cuda/bin/compute-sanitizer)
+    if [ ! -x "$sanitizer" ]; then skip "compute-sanitizer" "it is not installed"; return; fi
+    for tool in memcheck racecheck; do
+        check "$tool finds nothing in the trainer's test" env TEST_SMALL=1 "$sanitizer" --tool $tool --error-exitcode 9 build/nvcc/test_gpt2cu
+    done
+}
+
 compilers=''
 for compiler in gcc clang; do
     if have $compiler; then compilers+=" $compiler"; else skip "$compiler" "it is not installed"; fi
 done
 [ -n "$compilers" ] || { report "not ok - compilers: neither gcc nor clang was found"; exit 1; }
 
+if [ "$only" = gpu ]; then with_nvcc; fi
 if [ "$only" = all ]; then
     for compiler in $compilers; do
         for header in gpt/*.h; do
@@ -67,8 +89,9 @@ if [ "$only" = all ]; then
         suite "host library, $compiler" "$v/test_host"
         suite "numbers, $compiler, own matrix products" "$v/test_gpt2"
         able "$compiler" -x c++ -lstdc++ || { skip "CUDA on the CPU, $compiler" "it has no C++ here"; continue; }
-        build "$compiler, CUDA on the CPU" CC="$compiler" BLAS=0 "$v"/{test_cuda_on_cpu,attention-cpu,exercises,exercises-solved}
+        build "$compiler, CUDA on the CPU" CC="$compiler" BLAS=0 "$v"/{test_cuda_on_cpu,attention-cpu,exercises,exercises-solved,test_gpt2cu,train_gpt2cu-cpu}
         suite "CUDA on the CPU, $compiler" "$v/test_cuda_on_cpu"
+        suite "the GPU trainer's numbers on the CPU, $compiler" "$v/test_gpt2cu"
     done
     first=${compilers# }; first=${first%% *}
     if pkg-config --exists openblas 2>/dev/null; then
@@ -86,6 +109,11 @@ if [ "$only" = all ]; then
         skip "narrower vectors" "they are those of x86-64"
     fi
     suite "command line" tests/test_cli.sh "build/$first-own/train_gpt2"
+    if [ -x "build/$first-own/train_gpt2cu-cpu" ]; then
+        suite "the GPU trainer's command line" tests/test_train_gpt2cu.sh "build/$first-own/train_gpt2cu-cpu" "build/$first-own/train_gpt2"
+    else
+        skip "the GPU trainer's command line" "it was not built"
+    fi
     if [ -x "build/$first-own/attention-cpu" ]; then
         suite "attention's command line, and the exercises" tests/test_attention.sh "build/$first-own"
         for order in 1 2 3; do  # of the threads
@@ -94,13 +122,7 @@ if [ "$only" = all ]; then
     else
         skip "attention on the CPU" "it was not built"
     fi
-    if have nvcc || [ -x /usr/local/cuda/bin/nvcc ]; then
-        build "nvcc, without register spills" build/nvcc/attention GPU='8.0 9.0a 12.0' PTXAS=-warn-spills,-Werror
-        if nvidia-smi -L >/dev/null 2>&1; then suite "attention on the GPU" build/nvcc/attention test
-        else skip "attention on the GPU" "there is none"; fi
-    else
-        skip "nvcc" "it is not installed"
-    fi
+    with_nvcc
     suite "tokenize" tests/test_tokenize.sh "build/$first-own/tokenize"
     suite "get_data.sh" tests/test_get_data.sh
     suite "make demo" tests/test_demo.sh
@@ -111,6 +133,7 @@ if [ "$only" = all ]; then
     done
 fi
 
+if [ "$only" = gpu ]; then compilers=''; fi
 for compiler in $compilers; do
     if ! able "$compiler" -fsanitize=address,undefined -x c; then
         skip "$compiler, sanitizers" "their libraries are not installed (on Debian, for clang: apt-get install libclang-rt-dev)"
@@ -128,9 +151,9 @@ done
 # All of the attention tests would take minutes under a sanitizer, so it sees those of three lengths, with all inputs.
 sanitized=${compilers# } sanitized=${sanitized%% *}  # of two compilers the first, gcc, needs less time for it
 v=build/$sanitized-own-address
-if able "$sanitized" -x c++ -fsanitize=address -lstdc++; then
+if [ -n "$sanitized" ] && able "$sanitized" -x c++ -fsanitize=address -lstdc++; then
     build "$sanitized, attention, address sanitizer" CC="$sanitized" SANITIZE=address VARIANT="$v" "$v/attention-cpu"
-    for variant in naive v1 v2; do
+    for variant in naive v1 v2 trainer; do
         for part in 'T 1 ' 'T 7 ' 'T 129 '; do
             suite "attention on the CPU, $sanitized, address sanitizer" "$v/attention-cpu" test "$variant" "$part"
         done

@@ -1,0 +1,1387 @@
+// GPT-2 in C and CUDA on one NVIDIA GPU: kernels, the model, AdamW and the training loop. One file, to be read top to bottom.
+//
+//   make train_gpt2cu
+//   ./train_gpt2cu --data book.txt                   trains a small model on a book (--help lists all options)
+//   ./train_gpt2cu --model run --prompt "Once"       writes with it
+//
+//   1 the GPU    2 matrix products    3 layers    4 the model    5 AdamW    6 generating text    7 training
+//
+// It is train_gpt2.c's model, with the same options, data, checkpoints and logs (gpt/), and runs go on from one to the other. Weights
+// and activations are bf16 here; sums, gradients of weights, AdamW's moments and the weights it updates are fp32.
+//
+// B batch, T sequence length, C channels, L layers, NH heads, HS = C / NH head size, V vocabulary, Vp = V rounded up to a multiple of
+// 128; N = B T rows. All arrays are row-major; a shape stands beside each. A `d` before a name means the gradient of the loss with
+// respect to it, and (+)= means = or, if the argument `add` is true, +=: the gradients of several batches are summed.
+// Two runs give the same bits: no sum depends on the order in which threads happen to run.
+//
+// To see where a token goes: 7 reads it (feed) and sends it to the GPU, 4 takes it through the layers of 3 (model_forward), to its
+// loss (model_loss) and back (model_backward), 5 updates the weights with what came out (model_update).
+
+#ifdef __CUDACC__
+#include <cublasLt.h>
+#endif
+
+#include "attention.cuh"
+#include "gpt/run.h"
+
+// ---------------------------------------------------------------------------
+// 1 The GPU
+
+// What the process has one of.
+static struct {
+    cudaStream_t stream;  // all computation, in the order of the source
+    cudaStream_t copies;  // of batches to the GPU, beside it
+} gpu;
+
+#ifndef BUILT_FOR
+#define BUILT_FOR "this GPU"  // the compute capabilities that the Makefile built for
+#endif
+
+// Takes the first GPU and describes it in `name`. False after fail(): there is none, or none that this program runs on.
+static bool gpu_start(char *name, size_t size) {
+    int count = 0;
+    cudaError_t error = cudaGetDeviceCount(&count);
+    if (error != cudaSuccess || !count)
+        return fail("no NVIDIA GPU can be used: %s; ./train_gpt2 trains on the CPU", error == cudaSuccess ? "there is none" : cudaGetErrorString(error));
+    cudaDeviceProp device;
+    CUDA_CHECK(cudaGetDeviceProperties(&device, 0));
+#ifdef __CUDACC__
+    int driver, toolkit;
+    CUDA_CHECK(cudaDriverGetVersion(&driver));
+    CUDA_CHECK(cudaRuntimeGetVersion(&toolkit));
+    if (driver / 1000 < toolkit / 1000)  // within a major version older drivers run newer programs
+        return fail("the GPU's driver is for CUDA %d.%d, and this program was built with %d.%d; update the driver, or build with an older "
+                    "toolkit", driver / 1000, driver % 1000 / 10, toolkit / 1000, toolkit % 1000 / 10);
+    cudaFuncAttributes attributes;
+    error = cudaFuncGetAttributes(&attributes, attention_stats_kernel<64>);
+    if (error == cudaErrorNoKernelImageForDevice || error == cudaErrorInvalidDeviceFunction)
+        return fail("this program was built for GPUs of compute capability %s, and %s has %d.%d; make clean, then make train_gpt2cu GPU=%d.%d",
+                    BUILT_FOR, device.name, device.major, device.minor, device.major, device.minor);
+    CUDA_CHECK(error);
+#endif
+    if (device.major < 8)
+        return fail("%s has compute capability %d.%d, and at least 8.0 is needed, for bf16; ./train_gpt2 trains on the CPU", device.name,
+                    device.major, device.minor);
+    CUDA_CHECK(cudaStreamCreateWithFlags(&gpu.stream, cudaStreamNonBlocking));
+    CUDA_CHECK(cudaStreamCreateWithFlags(&gpu.copies, cudaStreamNonBlocking));
+    snprintf(name, size, "in bf16 on one %s (compute capability %d.%d, %.0f GiB)", device.name, device.major, device.minor,
+             (double)device.totalGlobalMem / (1 << 30));
+    return true;
+}
+
+static size_t round_up(size_t n, size_t multiple) { return (n + multiple - 1) / multiple * multiple; }
+static unsigned blocks_for(size_t count, size_t per_block) { return (unsigned)((count + per_block - 1) / per_block); }
+static unsigned least(unsigned a, unsigned b) { return a < b ? a : b; }
+
+// A thread reads and writes eight bf16, 16 bytes, at a time. C is a multiple of 32, so all rows begin at multiples of that.
+DEVICE void unpack8(float (&x)[8], uint4 bits) {
+    const uint32_t pair[4] = {bits.x, bits.y, bits.z, bits.w};
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const float2 two = unpack_bf16(pair[i]);
+        x[2 * i] = two.x, x[2 * i + 1] = two.y;
+    }
+}
+DEVICE void load8(float (&x)[8], const bf16 *from) { unpack8(x, *(const uint4 *)from); }
+DEVICE void store8(bf16 *to, const float (&x)[8]) {
+    uint4 bits;
+    bits.x = pack_bf16(x[0], x[1]), bits.y = pack_bf16(x[2], x[3]), bits.z = pack_bf16(x[4], x[5]), bits.w = pack_bf16(x[6], x[7]);
+    *(uint4 *)to = bits;
+}
+DEVICE void load8(float (&x)[8], const float *from) {
+    const float4 a = ((const float4 *)from)[0], b = ((const float4 *)from)[1];
+    x[0] = a.x, x[1] = a.y, x[2] = a.z, x[3] = a.w, x[4] = b.x, x[5] = b.y, x[6] = b.z, x[7] = b.w;
+}
+DEVICE void store8(float *to, const float (&x)[8]) {
+    float4 a, b;
+    a.x = x[0], a.y = x[1], a.z = x[2], a.w = x[3], b.x = x[4], b.y = x[5], b.z = x[6], b.w = x[7];
+    ((float4 *)to)[0] = a, ((float4 *)to)[1] = b;
+}
+
+// Sums (or maxima) of R numbers over a block of whole warps: each thread gets them in v. `shared` must not be in use by another such
+// call less than a barrier ago: callers alternate between two.
+enum { MAX_WARPS = 32 };
+template <int R> DEVICE void block_sum(float (&v)[R], float (*shared)[R]) {
+    const int warps = blockDim.x / 32;
+#pragma unroll
+    for (int r = 0; r < R; r++) {
+#pragma unroll
+        for (int distance = 16; distance > 0; distance /= 2) v[r] += __shfl_xor_sync(~0u, v[r], distance);
+        if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32][r] = v[r];
+    }
+    __syncthreads();
+#pragma unroll
+    for (int r = 0; r < R; r++) {
+        v[r] = 0;
+        for (int w = 0; w < warps; w++) v[r] += shared[w][r];
+    }
+}
+DEVICE float block_max(float v, float *shared) {
+    for (int distance = 16; distance > 0; distance /= 2) v = fmaxf(v, __shfl_xor_sync(~0u, v, distance));
+    if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = v;
+    __syncthreads();
+    for (int w = 0; w < (int)blockDim.x / 32; w++) v = fmaxf(v, shared[w]);
+    return v;
+}
+
+// ---------------------------------------------------------------------------
+// 2 Matrix products
+
+// out (M, N) = a b + bias (N) + residual (M, N), rounded to bf16; or, in fp32, for gradients of weights, out (+)= a b.
+// a is (M, K), or (K, M) if a_transposed; b is (K, N), or (N, K) if b_transposed. bias and residual may be NULL.
+struct Product {
+    int M, N, K;
+    bool a_transposed, b_transposed, fp32, has_bias, has_residual;
+};
+
+#ifdef __CUDACC__
+
+#define CUBLAS_CHECK(call) cublas_check(call, #call, __FILE__, __LINE__)
+static void cublas_check(cublasStatus_t status, const char *call, const char *file, int line) {
+    if (status != CUBLAS_STATUS_SUCCESS) die("%s: %s (%s:%d)", call, cublasLtGetStatusString(status), file, line);
+}
+
+// How cuBLASLt computes one kind of product: made when it first occurs, then kept.
+struct Plan {
+    Product product;
+    cublasLtMatmulDesc_t operation;
+    cublasLtMatrixLayout_t a, b, out;
+    cublasLtMatmulAlgo_t algorithm;
+};
+enum { WORKSPACE = 64 << 20, CANDIDATES = 8, ROUNDS = 3, REPEATS = 4 };
+static struct {
+    cublasLtHandle_t handle;
+    void *workspace;               // WORKSPACE bytes
+    unsigned long long *checksum;  // on the GPU
+    Plan *plans;
+    int count;
+} products;
+
+static void matmul_start(void *workspace) {
+    if (!products.handle) CUBLAS_CHECK(cublasLtCreate(&products.handle));
+    products.workspace = workspace;
+}
+
+static cublasStatus_t plan_run(const Plan *p, const cublasLtMatmulAlgo_t *algorithm, void *out, const bf16 *a, const bf16 *b,
+                               const bf16 *bias, const bf16 *residual, bool add) {
+    const float one = 1, beta = residual || add ? 1 : 0;
+    if (bias)
+        CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(p->operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias));
+    return cublasLtMatmul(products.handle, p->operation, &one, b, p->b, a, p->a, &beta, residual ? residual : out, p->out, out, p->out,
+                          algorithm, products.workspace, WORKSPACE, gpu.stream);
+}
+
+// A number that two arrays share, but for an accident of 1 in 2^64, only if all their bits are the same.
+static __global__ void checksum_kernel(unsigned long long *checksum, const uint4 *words, size_t count) {
+    unsigned long long sum = 0;
+    for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < count; i += (size_t)gridDim.x * blockDim.x) {
+        const uint4 w = words[i];
+        unsigned long long h = (((unsigned long long)w.x << 32 | w.y) ^ i) * 0x9E3779B97F4A7C15ull;  // mixed as in splitmix64
+        h = ((h ^ h >> 29) + ((unsigned long long)w.z << 32 | w.w)) * 0xBF58476D1CE4E5B9ull;
+        sum += h ^ h >> 32;
+    }
+    atomicAdd(checksum, sum);  // of integers: the order does not matter
+}
+
+// Takes the fastest of the algorithms that cuBLASLt's heuristics propose. It is measured, since the first proposal is often a tenth
+// slower than the best. To keep runs the same to the bit although times never are, only those take part that give the same bits as
+// the first: all do that add up along K in one go, and of those that split K the ones that split it alike.
+static cublasLtMatmulAlgo_t plan_measure(const Plan *p, void *out, const bf16 *a, const bf16 *b, const bf16 *bias, const bf16 *residual) {
+    cublasLtMatmulHeuristicResult_t found[CANDIDATES];
+    cublasLtMatmulPreference_t preference;
+    size_t workspace = WORKSPACE, bytes = (size_t)p->product.M * p->product.N * (p->product.fp32 ? sizeof(float) : sizeof(bf16));
+    int count = 0, best = -1;
+    CUBLAS_CHECK(cublasLtMatmulPreferenceCreate(&preference));
+    CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace, sizeof workspace));
+    CUBLAS_CHECK(cublasLtMatmulAlgoGetHeuristic(products.handle, p->operation, p->b, p->a, p->out, p->out, preference, CANDIDATES, found, &count));
+    CUBLAS_CHECK(cublasLtMatmulPreferenceDestroy(preference));
+
+    unsigned long long checksums[CANDIDATES];
+    float times[CANDIDATES];
+    for (int i = 0; i < count; i++) {
+        times[i] = INFINITY;
+        checksums[i] = 0;
+        if (plan_run(p, &found[i].algo, out, a, b, bias, residual, false) != CUBLAS_STATUS_SUCCESS) continue;
+        if (best < 0) best = i;
+        CUDA_CHECK(cudaMemsetAsync(products.checksum, 0, sizeof *products.checksum, gpu.stream));
+        LAUNCH(checksum_kernel, 1024, 256, 0, gpu.stream, products.checksum, (const uint4 *)out, bytes / sizeof(uint4));
+        CUDA_CHECK(cudaMemcpyAsync(&checksums[i], products.checksum, sizeof *checksums, cudaMemcpyDeviceToHost, gpu.stream));
+        CUDA_CHECK(cudaStreamSynchronize(gpu.stream));
+    }
+    if (best < 0)
+        die("cuBLASLt has no algorithm for a product of (%d, %d) and (%d, %d)", p->product.M, p->product.K, p->product.K, p->product.N);
+    const unsigned long long expected = checksums[best];
+    cudaEvent_t start, stop;
+    CUDA_CHECK(cudaEventCreate(&start));
+    CUDA_CHECK(cudaEventCreate(&stop));
+    for (int round = 0; round < ROUNDS; round++)
+        for (int i = 0; i < count; i++) {
+            if (checksums[i] != expected) continue;
+            float ms;
+            CUDA_CHECK(cudaEventRecord(start, gpu.stream));
+            for (int repeat = 0; repeat < REPEATS; repeat++)
+                CUBLAS_CHECK(plan_run(p, &found[i].algo, out, a, b, bias, residual, false));
+            CUDA_CHECK(cudaEventRecord(stop, gpu.stream));
+            CUDA_CHECK(cudaEventSynchronize(stop));
+            CUDA_CHECK(cudaEventElapsedTime(&ms, start, stop));
+            if (ms < times[i]) times[i] = ms;
+        }
+    for (int i = 0; i < count; i++)
+        if (times[i] < times[best]) best = i;
+    CUDA_CHECK(cudaEventDestroy(start));
+    CUDA_CHECK(cudaEventDestroy(stop));
+    return found[best].algo;
+}
+
+// cuBLASLt's matrices are column by column, so that our (M, N) is its (N, M): it is asked for outᵀ = bᵀ aᵀ.
+static Plan plan_make(Product s) {
+    Plan p;
+    memset(&p, 0, sizeof p);
+    p.product = s;
+    cublasOperation_t of_a = s.a_transposed ? CUBLAS_OP_T : CUBLAS_OP_N, of_b = s.b_transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
+    cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_BIAS;
+    cudaDataType_t type = s.fp32 ? CUDA_R_32F : CUDA_R_16BF;
+    CUBLAS_CHECK(cublasLtMatmulDescCreate(&p.operation, CUBLAS_COMPUTE_32F, CUDA_R_32F));
+    CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(p.operation, CUBLASLT_MATMUL_DESC_TRANSA, &of_b, sizeof of_b));
+    CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(p.operation, CUBLASLT_MATMUL_DESC_TRANSB, &of_a, sizeof of_a));
+    if (s.has_bias)
+        CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(p.operation, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue));
+    CUBLAS_CHECK(cublasLtMatrixLayoutCreate(&p.a, CUDA_R_16BF, s.a_transposed ? s.M : s.K, s.a_transposed ? s.K : s.M, s.a_transposed ? s.M : s.K));
+    CUBLAS_CHECK(cublasLtMatrixLayoutCreate(&p.b, CUDA_R_16BF, s.b_transposed ? s.K : s.N, s.b_transposed ? s.N : s.K, s.b_transposed ? s.K : s.N));
+    CUBLAS_CHECK(cublasLtMatrixLayoutCreate(&p.out, type, s.N, s.M, s.N));
+    return p;
+}
+
+static void matmul_run(Product s, void *out, const bf16 *a, const bf16 *b, const bf16 *bias, const bf16 *residual, bool add) {
+    Plan *p = products.plans;
+    while (p < products.plans + products.count && memcmp(&p->product, &s, sizeof s)) p++;
+    if (p == products.plans + products.count) {
+        products.plans = (Plan *)realloc(products.plans, (size_t)(products.count + 1) * sizeof(Plan));
+        if (!products.checksum) CUDA_CHECK(cudaMalloc(&products.checksum, sizeof *products.checksum));
+        if (!products.plans) die("out of memory: the plans of matrix products");
+        p = products.plans + products.count++;
+        *p = plan_make(s);
+        assert(!add);  // measuring writes over `out`; each gradient is written before it is added to
+        p->algorithm = plan_measure(p, out, a, b, bias, residual);
+    }
+    CUBLAS_CHECK(plan_run(p, &p->algorithm, out, a, b, bias, residual, add));
+}
+
+#else  // the CPU, for tests
+
+enum { WORKSPACE = 0 };
+static void matmul_start(void *) {}
+
+static void matmul_run(Product s, void *out, const bf16 *a, const bf16 *b, const bf16 *bias, const bf16 *residual, bool add) {
+#pragma omp parallel for
+    for (int i = 0; i < s.M; i++)
+        for (int j = 0; j < s.N; j++) {
+            size_t at = (size_t)i * s.N + j;
+            float sum = (bias ? __bfloat162float(bias[j]) : 0) + (residual ? __bfloat162float(residual[at]) : 0);
+            for (int k = 0; k < s.K; k++)
+                sum += __bfloat162float(a[s.a_transposed ? (size_t)k * s.M + i : (size_t)i * s.K + k]) *
+                       __bfloat162float(b[s.b_transposed ? (size_t)j * s.K + k : (size_t)k * s.N + j]);
+            if (s.fp32) ((float *)out)[at] = sum + (add ? ((float *)out)[at] : 0);
+            else ((bf16 *)out)[at] = __float2bfloat16(sum);
+        }
+}
+
+#endif
+
+static void matmul(bf16 *out, const bf16 *a, bool a_transposed, const bf16 *b, bool b_transposed, int M, int N, int K,
+                   const bf16 *bias = NULL, const bf16 *residual = NULL) {
+    Product s;
+    memset(&s, 0, sizeof s);  // with its padding: plans are found by memcmp
+    s.M = M, s.N = N, s.K = K, s.a_transposed = a_transposed, s.b_transposed = b_transposed;
+    s.has_bias = bias, s.has_residual = residual;
+    matmul_run(s, out, a, b, bias, residual, false);
+}
+
+// dweight (M, N) (+)= aᵀ b: a (K, M), b (K, N).
+static void matmul_gradient(float *dweight, const bf16 *a, const bf16 *b, int M, int N, int K, bool add) {
+    Product s;
+    memset(&s, 0, sizeof s);
+    s.M = M, s.N = N, s.K = K, s.a_transposed = true, s.fp32 = true;
+    matmul_run(s, dweight, a, b, NULL, NULL, add);
+}
+
+// ---------------------------------------------------------------------------
+// 3 Layers: each forward is followed by its backward. Attention's are in attention.cuh
+
+// out (N, C) = wte[token] + wpe[position]. tokens (B, T), wte (V, C), wpe (T, C).
+static __global__ void embedding_forward_kernel(bf16 *out, const int *tokens, const bf16 *wte, const bf16 *wpe, int T, int C, size_t count) {
+    const size_t i = (blockIdx.x * (size_t)blockDim.x + threadIdx.x) * 8, n = i / C, c = i % C;
+    if (i >= count) return;
+    float token[8], position[8];
+    load8(token, wte + (size_t)tokens[n] * C + c);
+    load8(position, wpe + n % T * C + c);
+#pragma unroll
+    for (int k = 0; k < 8; k++) token[k] += position[k];
+    store8(out + i, token);
+}
+
+static void embedding_forward(bf16 *out, const int *tokens, const bf16 *wte, const bf16 *wpe, int N, int T, int C) {
+    const size_t count = (size_t)N * C;
+    LAUNCH(embedding_forward_kernel, blocks_for(count, 8 * 256), 256, 0, gpu.stream, out, tokens, wte, wpe, T, C, count);
+}
+
+// dwte[token] += the sum of dout (N, C) over the places of the token: those order[begins[s]] .. order[begins[s + 1] - 1], which all
+// have the same token. A block has one token and 256 channels; its warps share out the places, and are added up in order. (Atomic
+// additions would be in any order.)
+enum { EMBEDDING_WARPS = 8 };
+static __global__ void embedding_backward_wte_kernel(float *dwte, const bf16 *dout, const int *tokens, const int *order, const int *begins, int C) {
+    __shared__ float sums[EMBEDDING_WARPS][256];
+    const int begin = begins[blockIdx.x], end = begins[blockIdx.x + 1], warp = threadIdx.x / 32, c = blockIdx.y * 256 + threadIdx.x % 32 * 8;
+    float sum[8] = {};
+    if (c < C)
+        for (int i = begin + warp; i < end; i += EMBEDDING_WARPS) {
+            float x[8];
+            load8(x, dout + (size_t)order[i] * C + c);
+#pragma unroll
+            for (int k = 0; k < 8; k++) sum[k] += x[k];
+        }
+    store8(&sums[warp][threadIdx.x % 32 * 8], sum);
+    __syncthreads();
+    const int column = blockIdx.y * 256 + threadIdx.x;
+    if (column >= C) return;
+    float total = 0;
+    for (int w = 0; w < EMBEDDING_WARPS; w++) total += sums[w][threadIdx.x];
+    dwte[(size_t)tokens[order[begin]] * C + column] += total;
+}
+
+// dwpe (longest, C) (+)= the sum of dout (B, T, C) over B.
+static __global__ void embedding_backward_wpe_kernel(float *dwpe, const bf16 *dout, int B, int T, int C, size_t count, bool add) {
+    const size_t i = (blockIdx.x * (size_t)blockDim.x + threadIdx.x) * 8;
+    if (i >= count) return;
+    float sum[8] = {}, x[8];
+    if (add) load8(sum, dwpe + i);
+    if (i < (size_t)T * C)
+        for (int b = 0; b < B; b++) {
+            load8(x, dout + (size_t)b * T * C + i);
+#pragma unroll
+            for (int k = 0; k < 8; k++) sum[k] += x[k];
+        }
+    store8(dwpe + i, sum);
+}
+
+static void embedding_backward(float *dwte, float *dwpe, const bf16 *dout, const int *tokens, const int *order, const int *begins,
+                               int different, int B, int T, int C, int longest, bool add) {
+    LAUNCH(embedding_backward_wte_kernel, dim3((unsigned)different, blocks_for(C, 256)), 32 * EMBEDDING_WARPS, 0, gpu.stream, dwte, dout,
+           tokens, order, begins, C);
+    const size_t count = (size_t)longest * C;
+    LAUNCH(embedding_backward_wpe_kernel, blocks_for(count, 8 * 256), 256, 0, gpu.stream, dwpe, dout, B, T, C, count, add);
+}
+
+// Sums over all N rows, for gradients of biases and the like, are made in two steps. First each of so many thread blocks adds up its
+// share of the rows, a thread in eight columns, and leaves its sums in partials (blocks, columns). Then this adds up the partials, 32
+// columns a block. Column c goes, (+)=, to to[c / width][c % width], or nowhere if that is NULL. At most so many blocks share the rows as
+// an H200 has running at once, whatever the GPU, so that the bits do not depend on it.
+enum { SUM_BLOCKS = 512, SUM_THREADS = 128, LAYERNORM_BLOCKS = 640 };
+struct Destinations { float *to[3]; };
+static __global__ void sum_partials_kernel(Destinations d, const float *partials, unsigned blocks, int columns, int width, bool add) {
+    __shared__ float sums[32][33];
+    const int c = blockIdx.x * 32 + threadIdx.x;
+    float sum = 0;
+    if (c < columns)
+#pragma unroll 8
+        for (unsigned block = threadIdx.y; block < blocks; block += 32) sum += partials[(size_t)block * columns + c];
+    sums[threadIdx.y][threadIdx.x] = sum;
+    __syncthreads();
+    if (threadIdx.y > 0 || c >= columns || !d.to[c / width]) return;
+    float *to = d.to[c / width] + c % width;
+    sum = add ? *to : 0;
+    for (int i = 0; i < 32; i++) sum += sums[i][threadIdx.x];
+    *to = sum;
+}
+static void sum_partials(Destinations d, const float *partials, unsigned blocks, int columns, int width, bool add) {
+    LAUNCH(sum_partials_kernel, blocks_for(columns, 32), dim3(32, 32), 0, gpu.stream, d, partials, blocks, columns, width, add);
+}
+
+// Layer norm: a block has ROWS rows of x at a time; each is spread over C / 8 threads, eight columns a thread. Threads beyond C, which
+// fill the last warp, have zeros.
+enum { ROWS = 4, MAX_C = 4096 };
+static int row_threads(int C) { return (int)round_up(C / 8, 32); }
+
+// out (N, C) = (x - mean) * rstd * weight + bias for each row of x; rstd = 1 / sqrt(variance + 1e-5). mean, rstd (N). Bytes: x read and
+// out written once, 4 N C. (Rows wait packed in registers, since more of them mean more reads under way.)
+static __global__ __launch_bounds__(MAX_C / 8, 2) void layernorm_forward_kernel(
+    bf16 *out, float *mean, float *rstd, const bf16 *x, const bf16 *weight, const bf16 *bias, int N, int C) {
+    __shared__ float shared[2][MAX_WARPS][ROWS];
+    const int c = threadIdx.x * 8, first = blockIdx.x * ROWS;
+    const uint4 zeros = {};
+    uint4 row[ROWS];
+    float v[8], m[ROWS] = {}, squares[ROWS] = {};
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) row[r] = c < C && first + r < N ? *(const uint4 *)(x + (size_t)(first + r) * C + c) : zeros;
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) {
+        unpack8(v, row[r]);
+#pragma unroll
+        for (int k = 0; k < 8; k++) m[r] += v[k];
+    }
+    block_sum(m, shared[0]);
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) {
+        m[r] /= (float)C;
+        unpack8(v, row[r]);
+#pragma unroll
+        for (int k = 0; k < 8; k++) squares[r] += c < C ? (v[k] - m[r]) * (v[k] - m[r]) : 0;
+    }
+    block_sum(squares, shared[1]);
+    if (c >= C) return;
+    float w[8], b[8];
+    load8(w, weight + c);
+    load8(b, bias + c);
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) {
+        if (first + r >= N) return;
+        const float s = rsqrtf(squares[r] / (float)C + 1e-5f);
+        unpack8(v, row[r]);
+#pragma unroll
+        for (int k = 0; k < 8; k++) v[k] = (v[k] - m[r]) * s * w[k] + b[k];
+        store8(out + (size_t)(first + r) * C + c, v);
+        if (threadIdx.x == 0) mean[first + r] = m[r], rstd[first + r] = s;
+    }
+}
+
+static void layernorm_forward(bf16 *out, float *mean, float *rstd, const bf16 *x, const bf16 *weight, const bf16 *bias, int N, int C) {
+    LAUNCH(layernorm_forward_kernel, blocks_for(N, ROWS), row_threads(C), 0, gpu.stream, out, mean, rstd, x, weight, bias, N, C);
+}
+
+// dx (N, C) (+)= rstd (g - mean(g) - xhat mean(g xhat)) with xhat = (x - mean) rstd and g = dout weight. partials (blocks, 3, C):
+// of dweight = sum of dout xhat, of dbias = sum of dout, and of the sum of the new dx over rows, which is the gradient of the bias of
+// the linear layer that added to x. Bytes: dout and x read, dx read and written, 8 N C.
+static __global__ __launch_bounds__(MAX_C / 8) void layernorm_backward_kernel(
+    bf16 *dx, bool add_dx, float *partials, const bf16 *dout, const bf16 *x, const bf16 *weight, const float *mean, const float *rstd,
+    int N, int C) {
+    __shared__ float shared[2][MAX_WARPS][2 * ROWS];
+    const int c = threadIdx.x * 8;
+    const uint4 zeros = {};
+    float w[8] = {}, dweight[8] = {}, dbias[8] = {}, dx_sum[8] = {};
+    if (c < C) load8(w, weight + c);
+    int turn = 0;
+    for (int first = blockIdx.x * ROWS; first < N; first += gridDim.x * ROWS, turn ^= 1) {
+        uint4 x_row[ROWS], d_row[ROWS], dx_row[ROWS];
+        float m[ROWS], s[ROWS], sums[2 * ROWS] = {}, xhat[8], d[8], out[8];
+#pragma unroll
+        for (int r = 0; r < ROWS; r++) {
+            const bool inside = first + r < N;
+            const size_t at = (size_t)(first + r) * C + c;
+            x_row[r] = c < C && inside ? *(const uint4 *)(x + at) : zeros;
+            d_row[r] = c < C && inside ? *(const uint4 *)(dout + at) : zeros;
+            dx_row[r] = c < C && inside && add_dx ? *(const uint4 *)(dx + at) : zeros;
+            m[r] = inside ? mean[first + r] : 0;
+            s[r] = inside ? rstd[first + r] : 0;
+        }
+#pragma unroll
+        for (int r = 0; r < ROWS; r++) {
+            unpack8(xhat, x_row[r]);
+            unpack8(d, d_row[r]);
+#pragma unroll
+            for (int k = 0; k < 8; k++) {
+                xhat[k] = (xhat[k] - m[r]) * s[r];
+                dweight[k] += d[k] * xhat[k];
+                dbias[k] += d[k];
+                sums[r] += d[k] * w[k];
+                sums[ROWS + r] += d[k] * w[k] * xhat[k];
+            }
+        }
+        block_sum(sums, shared[turn]);
+#pragma unroll
+        for (int r = 0; r < ROWS; r++) {
+            const float mean_g = sums[r] / (float)C, mean_g_xhat = sums[ROWS + r] / (float)C;
+            unpack8(xhat, x_row[r]);
+            unpack8(d, d_row[r]);
+            unpack8(out, dx_row[r]);
+#pragma unroll
+            for (int k = 0; k < 8; k++) {
+                out[k] += (d[k] * w[k] - mean_g - (xhat[k] - m[r]) * s[r] * mean_g_xhat) * s[r];
+                dx_sum[k] += out[k];  // of a row beyond N: s is 0, and so is out
+            }
+            if (c < C && first + r < N) store8(dx + (size_t)(first + r) * C + c, out);
+        }
+    }
+    if (c >= C) return;
+    float *const to = partials + (size_t)blockIdx.x * 3 * C + c;
+    store8(to, dweight);
+    store8(to + C, dbias);
+    store8(to + 2 * C, dx_sum);
+}
+
+static void layernorm_backward(bf16 *dx, bool add_dx, float *dweight, float *dbias, float *dbias_before, const bf16 *dout, const bf16 *x,
+                               const bf16 *weight, const float *mean, const float *rstd, float *partials, int N, int C, bool add) {
+    const unsigned blocks = least(LAYERNORM_BLOCKS, blocks_for(N, ROWS));
+    LAUNCH(layernorm_backward_kernel, blocks, row_threads(C), 0, gpu.stream, dx, add_dx, partials, dout, x, weight, mean, rstd, N, C);
+    sum_partials({{dweight, dbias, dbias_before}}, partials, blocks, 3 * C, C, add);
+}
+
+// GELU's x/2 (1 + tanh(u)), u = sqrt(2/pi) (x + 0.044715 x^3), is x / (1 + exp(-2u)). This is the second factor.
+DEVICE float gelu_gate(float x) {
+    const float minus_2u_log2e = -2 * 0.79788456f * LOG2_E * (x + 0.044715f * x * x * x);
+    return __fdividef(1.0f, 1.0f + exp2_approx(fminf(minus_2u_log2e, 126.0f)));  // __fdividef is 0 for denominators beyond 2^126
+}
+
+static __global__ void gelu_forward_kernel(bf16 *out, const bf16 *x, size_t count) {
+    const size_t i = (blockIdx.x * (size_t)blockDim.x + threadIdx.x) * 8;
+    if (i >= count) return;
+    float v[8];
+    load8(v, x + i);
+#pragma unroll
+    for (int k = 0; k < 8; k++) v[k] *= gelu_gate(v[k]);
+    store8(out + i, v);
+}
+
+static void gelu_forward(bf16 *out, const bf16 *x, size_t count) {
+    LAUNCH(gelu_forward_kernel, blocks_for(count, 8 * 256), 256, 0, gpu.stream, out, x, count);
+}
+
+// dx = dout * gelu'(x), dx in place of dout; gelu(x) once more into `again`, if that is not NULL; partials (blocks, W) of the sum of
+// dx over rows. All are (N, W). Bytes: 6 N W, or 8 N W with `again`.
+static __global__ void gelu_backward_kernel(bf16 *dx, const bf16 *x, bf16 *again, float *partials, int N, int W) {
+    const int c = (blockIdx.y * SUM_THREADS + threadIdx.x) * 8;
+    if (c >= W) return;
+    float sum[8] = {};
+#pragma unroll 4
+    for (int n = blockIdx.x; n < N; n += gridDim.x) {
+        const size_t at = (size_t)n * W + c;
+        float d[8], v[8];
+        load8(d, dx + at);
+        load8(v, x + at);
+#pragma unroll
+        for (int k = 0; k < 8; k++) {
+            const float gate = gelu_gate(v[k]), slope = 2 * 0.79788456f * (1 + 3 * 0.044715f * v[k] * v[k]);
+            d[k] *= gate + v[k] * gate * (1 - gate) * slope;
+            v[k] *= gate;
+            sum[k] += d[k];
+        }
+        store8(dx + at, d);
+        if (again) store8(again + at, v);
+    }
+    store8(partials + (size_t)blockIdx.x * W + c, sum);
+}
+
+static void gelu_backward(bf16 *dx, const bf16 *x, bf16 *again, float *dbias, float *partials, int N, int W, bool add) {
+    const dim3 grid(least(SUM_BLOCKS, N), blocks_for(W, 8 * SUM_THREADS));
+    LAUNCH(gelu_backward_kernel, grid, SUM_THREADS, 0, gpu.stream, dx, x, again, partials, N, W);
+    sum_partials({{dbias}}, partials, grid.x, W, W, add);
+}
+
+// dbias (W) (+)= the sum of dout (N, W) over rows. Bytes: 2 N W.
+static __global__ void bias_backward_kernel(float *partials, const bf16 *dout, int N, int W) {
+    const int c = (blockIdx.y * SUM_THREADS + threadIdx.x) * 8;
+    if (c >= W) return;
+    float sum[8] = {};
+#pragma unroll 4
+    for (int n = blockIdx.x; n < N; n += gridDim.x) {
+        float d[8];
+        load8(d, dout + (size_t)n * W + c);
+#pragma unroll
+        for (int k = 0; k < 8; k++) sum[k] += d[k];
+    }
+    store8(partials + (size_t)blockIdx.x * W + c, sum);
+}
+
+static void bias_backward(float *dbias, const bf16 *dout, float *partials, int N, int W, bool add) {
+    const dim3 grid(least(SUM_BLOCKS, N), blocks_for(W, 8 * SUM_THREADS));
+    LAUNCH(bias_backward_kernel, grid, SUM_THREADS, 0, gpu.stream, partials, dout, N, W);
+    sum_partials({{dbias}}, partials, grid.x, W, W, add);
+}
+
+// Cross entropy of each row of logits (N, Vp) against targets (N), added to losses (N). Columns from V on do not count. Where dscale is
+// not 0, the logits become their own gradient in place: (softmax - one at the target) * dscale. A block has a row, and reads it twice,
+// the second time from the L2 cache if no more rows are in work than that holds: two a multiprocessor. Bytes: 4 N Vp.
+enum { CLASSIFIER_THREADS = 1024 };
+static __global__ __launch_bounds__(CLASSIFIER_THREADS) void classifier_kernel(double *losses, bf16 *logits, const int *targets, int V, int Vp,
+                                                                               float dscale) {
+    __shared__ float shared[2][MAX_WARPS][1];
+    bf16 *const row = logits + (size_t)blockIdx.x * Vp;
+    const int target = targets[blockIdx.x];
+    const float at_target = __bfloat162float(row[target]);
+    float max = -INFINITY, sum[1] = {}, x[8];  // sum of exp(x - max) over what the thread has seen
+#pragma unroll 2
+    for (int c = threadIdx.x * 8; c < V; c += blockDim.x * 8) {
+        load8(x, row + c);
+        if (c + 8 > V) {
+#pragma unroll
+            for (int k = 0; k < 8; k++) x[k] = c + k < V ? x[k] : -INFINITY;
+        }
+        float larger = max, more = 0;
+#pragma unroll
+        for (int k = 0; k < 8; k++) larger = fmaxf(larger, x[k]);
+#pragma unroll
+        for (int k = 0; k < 8; k++) more += exp2_approx(LOG2_E * x[k] - LOG2_E * larger);
+        sum[0] = sum[0] * exp2_approx(LOG2_E * (max - larger)) + more;
+        max = larger;
+    }
+    const float row_max = block_max(max, &shared[0][0][0]);
+    sum[0] *= exp2_approx(LOG2_E * (max - row_max));
+    block_sum(sum, shared[1]);
+    if (threadIdx.x == 0) losses[blockIdx.x] += (double)(logf(sum[0]) + row_max - at_target);
+    if (dscale == 0) return;
+    const float scale = dscale / sum[0];
+#pragma unroll 2
+    for (int c = threadIdx.x * 8; c < Vp; c += blockDim.x * 8) {
+        load8(x, row + c);
+#pragma unroll
+        for (int k = 0; k < 8; k++) x[k] = scale * exp2_approx(LOG2_E * x[k] - LOG2_E * row_max);
+        if (c + 8 > V || (target >= c && target < c + 8)) {
+#pragma unroll
+            for (int k = 0; k < 8; k++) x[k] = c + k < V ? x[k] - (c + k == target ? dscale : 0) : 0;
+        }
+        store8(row + c, x);
+    }
+}
+
+static void classifier(double *losses, bf16 *logits, const int *targets, int N, int V, int Vp, float dscale) {
+    const int chunks = (int)round_up(Vp / 8, 32), threads = chunks < CLASSIFIER_THREADS ? chunks : CLASSIFIER_THREADS;
+    LAUNCH(classifier_kernel, N, threads, 0, gpu.stream, losses, logits, targets, V, Vp, dscale);
+}
+
+// ---------------------------------------------------------------------------
+// 4 The model
+
+template <typename T> struct Layer {  // one block's parameters, in the order of gpt/model.h's table: weights are bf16, gradients fp32
+    T *ln1_w, *ln1_b;        // (C)
+    T *qkv_w, *qkv_b;        // (C, 3C), (3C)
+    T *proj_w, *proj_b;      // (C, C), (C)
+    T *ln2_w, *ln2_b;        // (C)
+    T *fc_w, *fc_b;          // (C, 4C), (4C)
+    T *fcproj_w, *fcproj_b;  // (4C, C), (C)
+};
+
+template <typename T> struct Parameters {
+    T *wte;            // (Vp, C), the embedding of tokens and, transposed, the output head; rows from V on are zero and stay so
+    T *wpe;            // (longest T, C)
+    Layer<T> *layers;  // L of them
+    T *lnf_w, *lnf_b;  // (C)
+};
+
+struct LayerActivations {  // what one block's backward needs of its forward
+    bf16 *ln1;             // (N, C)
+    float *mean1, *rstd1;  // (N)
+    bf16 *qkv;             // (N, 3C)
+    bf16 *att;             // (N, C)
+    float *lse;            // (B, NH, T)
+    bf16 *res_att;         // (N, C): the residual stream after attention
+    bf16 *ln2;
+    float *mean2, *rstd2;
+    bf16 *fc, *gelu;       // (N, 4C)
+    bf16 *res_mlp;         // (N, C): and after the MLP, the block's output
+};
+
+struct DeviceBatch {  // on the GPU; all of N
+    int *inputs, *targets;   // (B, T)
+    int *order;              // all places 0 .. N - 1, sorted by their input
+    int *begins;             // (N + 1): where in `order` the next input begins, and at last N
+};
+
+struct Update {  // what an update depends on and reports: made on the GPU, and read by the host one step late
+    double loss, norm;  // mean loss; norm of the gradient before clipping
+    long long count;    // updates so far that were not skipped
+    int skipped;        // this one was not finite, and leaves everything as it was
+    float grad_scale, step_size, v_scale;
+};
+
+enum MemoryGroup { WEIGHTS, GRADIENTS, MOMENTS, ACTIVATIONS, WORKING, MEMORY_GROUPS };
+static const char *const memory_group_names[MEMORY_GROUPS] = {"weights", "gradients", "moments", "activations", "working space"};
+
+struct Model {
+    GptConfig config;
+    int Vp, B;                  // B is the largest batch
+    bool training, master;
+    int recompute;              // 1: GELU is computed again in the backward; 2: and layer norms
+    GptTensor *tensors;         // as in files
+    size_t *places;             // of each tensor in the arrays on the GPU: first those with weight decay, then those without
+    size_t parameters, count, decayed;  // number in files; on the GPU, where wte has Vp rows; and of these with weight decay
+    unsigned char *block;       // the one allocation for all that is on the GPU
+    size_t memory[MEMORY_GROUPS];  // bytes
+
+    bf16 *weights;
+    float *master_weights;      // what `weights` are rounded from, or NULL
+    float *grads, *m, *v;       // AdamW's moments m and v
+    Parameters<bf16> weight;    // the single tensors of weights, and of grads
+    Parameters<float> grad;
+    LayerActivations *acts;     // L of them
+    bf16 *embedded;             // (N, C)
+    bf16 *lnf;                  // (N, C)
+    float *meanf, *rstdf;       // (N)
+    double *losses;             // (N)
+    bf16 *logits;               // (head_rows, Vp)
+    int head_rows;
+    bf16 *dx;                   // (N, C): of the residual stream
+    bf16 *dc, *d4c;             // (N, C), (N, 4C): of whatever is C or 4C wide inside a block; dqkv, 3C, too
+    void *attention_space;
+    float *partials;            // (SUM_BLOCKS, 4C) or (LAYERNORM_BLOCKS, 3, C)
+    double *norms;              // (NORM_BLOCKS)
+    Update *update;
+    DeviceBatch batches[2];     // one is computed while the other is copied
+    void *matmul_space;
+    bf16 *host_row;             // (Vp), logits of one position, on the host
+    float *host_logits;         // (V)
+};
+
+// Logits at once: 4096 rows of GPT-2's vocabulary, 393 MiB. The logits of all rows would be the largest tensor of all; fewer at a time
+// cost more passes over dwte, and more at a time were slower (dev/LOG.md).
+static const size_t HEAD_LOGITS = (size_t)4096 * 50304;
+enum { NORM_BLOCKS = 1024 };
+
+// The next `count` elements of the one block that holds everything, at a multiple of 256 bytes. Without a block (base NULL) it counts.
+struct Arena { unsigned char *base; size_t used; };
+template <typename T> static void arena_take(Arena *arena, T **to, size_t count) {
+    *to = arena->base ? (T *)(arena->base + arena->used) : NULL;
+    arena->used += round_up(count * sizeof(T), 256);
+}
+static void arena_batch(Arena *arena, DeviceBatch *batch, size_t N) {  // in one piece, so that it is copied at once
+    arena_take(arena, &batch->inputs, 4 * N + 1);
+    batch->targets = batch->inputs + N, batch->order = batch->targets + N, batch->begins = batch->order + N;
+}
+
+// Lays out all arrays from `base` on. Returns the number of bytes.
+static size_t model_layout(Model *m, unsigned char *base) {
+    Arena arena = {base, 0};
+    const size_t N = (size_t)m->B * m->config.seq, C = m->config.channels, NH = m->config.heads, L = m->config.layers;
+    size_t before = 0;
+    auto group = [&](MemoryGroup g) { m->memory[g] = arena.used - before, before = arena.used; };
+    arena_take(&arena, &m->weights, m->count);
+    if (m->training && m->master) arena_take(&arena, &m->master_weights, m->count);
+    group(WEIGHTS);
+    if (m->training) arena_take(&arena, &m->grads, m->count);
+    group(GRADIENTS);
+    if (m->training) arena_take(&arena, &m->m, m->count), arena_take(&arena, &m->v, m->count);
+    group(MOMENTS);
+
+    arena_take(&arena, &m->embedded, N * C);
+    for (size_t l = 0; l < L; l++) {
+        LayerActivations *a = &m->acts[l], *shared = &m->acts[0];  // what is not kept for the backward all layers share
+        if (!m->training && l > 0) { *a = *shared; continue; }
+        if (l > 0 && m->recompute >= 2) a->ln1 = a->ln2 = shared->ln1;
+        else arena_take(&arena, &a->ln1, N * C);
+        arena_take(&arena, &a->mean1, N), arena_take(&arena, &a->rstd1, N);
+        arena_take(&arena, &a->qkv, N * 3 * C);
+        arena_take(&arena, &a->att, N * C), arena_take(&arena, &a->lse, N * NH);
+        arena_take(&arena, &a->res_att, N * C);
+        if (m->recompute >= 2) a->ln2 = shared->ln1;
+        else arena_take(&arena, &a->ln2, N * C);
+        arena_take(&arena, &a->mean2, N), arena_take(&arena, &a->rstd2, N);
+        arena_take(&arena, &a->fc, N * 4 * C);
+        if (l > 0 && m->recompute >= 1) a->gelu = shared->gelu;
+        else arena_take(&arena, &a->gelu, N * 4 * C);
+        arena_take(&arena, &a->res_mlp, N * C);
+    }
+    arena_take(&arena, &m->lnf, N * C), arena_take(&arena, &m->meanf, N), arena_take(&arena, &m->rstdf, N);
+    group(ACTIVATIONS);
+
+    arena_take(&arena, &m->losses, N);
+    arena_take(&arena, &m->logits, (size_t)m->head_rows * m->Vp);
+    arena_batch(&arena, &m->batches[0], N), arena_batch(&arena, &m->batches[1], N);
+    arena_take(&arena, (unsigned char **)&m->matmul_space, WORKSPACE);
+    if (m->training) {
+        arena_take(&arena, &m->dx, N * C), arena_take(&arena, &m->dc, N * C), arena_take(&arena, &m->d4c, N * 4 * C);
+        arena_take(&arena, (unsigned char **)&m->attention_space, attention_workspace_bytes(m->B, m->config.seq, m->config.heads));
+        arena_take(&arena, &m->partials, SUM_BLOCKS * 4 * C);  // which is more than LAYERNORM_BLOCKS * 3 * C
+        arena_take(&arena, &m->norms, NORM_BLOCKS);
+        arena_take(&arena, &m->update, 1);
+    }
+    group(WORKING);
+    return arena.used;
+}
+
+// Prepares a model without its memory, whose size is returned in bytes.
+static size_t model_plan(Model *m, GptConfig config, int B, bool training, int recompute, bool master) {
+    memset(m, 0, sizeof *m);
+    m->config = config;
+    m->Vp = (int)round_up(config.vocab, 128);
+    m->B = B, m->training = training, m->recompute = recompute, m->master = master;
+    m->tensors = gpt_tensors(config, &m->parameters);
+    const int tensors = gpt_tensor_count(config);
+    m->places = (size_t *)allocate(tensors, sizeof *m->places, "the tensor table");
+    for (int decay = 1; decay >= 0; decay--) {
+        for (int i = 0; i < tensors; i++) {
+            if (m->tensors[i].decay != decay) continue;
+            m->places[i] = m->count;
+            m->count += i == 0 ? (size_t)m->Vp * config.channels : m->tensors[i].size;
+        }
+        if (decay) m->decayed = m->count;
+    }
+    const size_t N = (size_t)B * config.seq, rows = HEAD_LOGITS / m->Vp / 128 * 128;
+    m->head_rows = (int)(rows > N ? N : rows > 128 ? rows : 128);
+    m->acts = (LayerActivations *)allocate(config.layers, sizeof *m->acts, "pointers to the activations");
+    return model_layout(m, NULL);
+}
+
+static void model_free(Model *m) {
+    CUDA_CHECK(cudaFree(m->block));
+    free(m->weight.layers);
+    free(m->grad.layers);
+    free(m->acts);
+    free(m->places);
+    free(m->tensors);
+    free(m->host_row);
+    free(m->host_logits);
+}
+
+static const double MIB = 1 << 20;
+
+static void model_describe_memory(const Model *m, char *text, size_t size) {
+    size_t bytes = 0, at = 0;
+    for (int i = 0; i < MEMORY_GROUPS; i++) bytes += m->memory[i];
+    at += (size_t)snprintf(text, size, "%.1f MiB on the GPU:", (double)bytes / MIB);
+    for (int i = 0; i < MEMORY_GROUPS; i++)
+        if (m->memory[i]) at += (size_t)snprintf(text + at, size - at, " %s %.1f%s", memory_group_names[i], (double)m->memory[i] / MIB,
+                                                 i + 1 < MEMORY_GROUPS ? "," : "");
+}
+
+// Is there room for the planned model? If not, false after fail(), with the largest batch that there is room for.
+static bool model_fits(const Model *m, size_t bytes) {
+    const size_t margin = (size_t)256 << 20;  // for the code of cuBLASLt's kernels, which is loaded when first used
+    size_t left, all;
+    CUDA_CHECK(cudaMemGetInfo(&left, &all));
+    if (bytes + margin <= left) return true;
+    Model smaller;
+    int fits = m->B;
+    for (size_t needed = bytes; fits > 0 && needed + margin > left;) {
+        if (--fits == 0) break;
+        needed = model_plan(&smaller, m->config, fits, m->training, m->recompute, m->master);
+        model_free(&smaller);
+    }
+    char advice[128] = "not even --batch 1 would fit; a smaller --seq or model would";
+    if (fits) snprintf(advice, sizeof advice, "--batch %d would fit", fits);
+    if (m->training && m->recompute < 2) strcat(advice, "; --recompute 2 needs less");
+    return fail("the model needs %.1f MiB of GPU memory and %.1f MiB are free, %.1f MiB too few; %s", (double)(bytes + margin) / MIB,
+                (double)left / MIB, (double)(bytes + margin - left) / MIB, advice);
+}
+
+template <typename T> static Parameters<T> parameters_of(const Model *m, T *array) {
+    Parameters<T> p;
+    const int last = gpt_tensor_count(m->config) - 2;
+    p.wte = array + m->places[0], p.wpe = array + m->places[1];
+    p.layers = (Layer<T> *)allocate(m->config.layers, sizeof(Layer<T>), "pointers to the layers");
+    static_assert(sizeof(Layer<T>) == TENSORS_PER_LAYER * sizeof(T *), "Layer has a pointer for each tensor of the table");
+    T **pointer = (T **)p.layers;
+    for (int i = 0; i < m->config.layers * TENSORS_PER_LAYER; i++) pointer[i] = array + m->places[2 + i];
+    p.lnf_w = array + m->places[last], p.lnf_b = array + m->places[last + 1];
+    return p;
+}
+
+static void model_allocate(Model *m) {
+    CUDA_CHECK(cudaMalloc(&m->block, model_layout(m, NULL)));
+    model_layout(m, m->block);
+    m->weight = parameters_of(m, m->weights);
+    if (m->training) m->grad = parameters_of(m, m->grads);
+    m->host_row = (bf16 *)allocate(m->Vp, sizeof(bf16), "logits");
+    m->host_logits = (float *)allocate(m->config.vocab, sizeof(float), "logits");
+    matmul_start(m->matmul_space);
+}
+
+// Copies one of the arrays on the GPU from or to one of files, tensor by tensor.
+static void copy_to_gpu(const Model *m, float *to, const float *from) {
+    CUDA_CHECK(cudaMemsetAsync(to, 0, m->count * sizeof(float), gpu.stream));  // the rows of wte from V on
+    for (int i = 0; i < gpt_tensor_count(m->config); i++)
+        CUDA_CHECK(cudaMemcpyAsync(to + m->places[i], from + m->tensors[i].offset, m->tensors[i].size * sizeof(float), cudaMemcpyHostToDevice, gpu.stream));
+    CUDA_CHECK(cudaStreamSynchronize(gpu.stream));
+}
+static void copy_from_gpu(const Model *m, float *to, const float *from) {
+    for (int i = 0; i < gpt_tensor_count(m->config); i++)
+        CUDA_CHECK(cudaMemcpyAsync(to + m->tensors[i].offset, from + m->places[i], m->tensors[i].size * sizeof(float), cudaMemcpyDeviceToHost, gpu.stream));
+    CUDA_CHECK(cudaStreamSynchronize(gpu.stream));
+}
+
+// Takes over weights and, for training, moments (zeros if they are NULL); `updates` is how many have been made.
+static void model_upload(Model *m, ModelState state, long long updates) {
+    bf16 *rounded = (bf16 *)allocate(m->count, sizeof *rounded, "weights in bf16");
+    for (int i = 0; i < gpt_tensor_count(m->config); i++) {
+        const float *from = state.weights + m->tensors[i].offset;
+#pragma omp parallel for
+        for (size_t j = 0; j < m->tensors[i].size; j++) rounded[m->places[i] + j] = __float2bfloat16(from[j]);
+    }
+    CUDA_CHECK(cudaMemcpyAsync(m->weights, rounded, m->count * sizeof *rounded, cudaMemcpyHostToDevice, gpu.stream));
+    CUDA_CHECK(cudaStreamSynchronize(gpu.stream));
+    free(rounded);
+    if (!m->training) return;
+    if (m->master) copy_to_gpu(m, m->master_weights, state.weights);
+    if (state.m) copy_to_gpu(m, m->m, state.m), copy_to_gpu(m, m->v, state.v);
+    else {
+        CUDA_CHECK(cudaMemsetAsync(m->m, 0, m->count * sizeof(float), gpu.stream));
+        CUDA_CHECK(cudaMemsetAsync(m->v, 0, m->count * sizeof(float), gpu.stream));
+    }
+    Update update = {};
+    update.count = updates;
+    CUDA_CHECK(cudaMemcpyAsync(m->update, &update, sizeof update, cudaMemcpyHostToDevice, gpu.stream));
+    CUDA_CHECK(cudaStreamSynchronize(gpu.stream));
+}
+
+// The weights and moments as they are now, in new arrays that state_free frees.
+static ModelState model_download(const Model *m) {
+    ModelState state;
+    state.weights = (float *)allocate(m->parameters, sizeof(float), "weights to save");
+    state.m = (float *)allocate(m->parameters, sizeof(float), "moments to save");
+    state.v = (float *)allocate(m->parameters, sizeof(float), "moments to save");
+    copy_from_gpu(m, state.m, m->m);
+    copy_from_gpu(m, state.v, m->v);
+    if (m->master) copy_from_gpu(m, state.weights, m->master_weights);
+    else {
+        bf16 *rounded = (bf16 *)allocate(m->count, sizeof *rounded, "weights in bf16");
+        CUDA_CHECK(cudaMemcpyAsync(rounded, m->weights, m->count * sizeof *rounded, cudaMemcpyDeviceToHost, gpu.stream));
+        CUDA_CHECK(cudaStreamSynchronize(gpu.stream));
+        for (int i = 0; i < gpt_tensor_count(m->config); i++)
+            for (size_t j = 0; j < m->tensors[i].size; j++)
+                state.weights[m->tensors[i].offset + j] = __bfloat162float(rounded[m->places[i] + j]);
+        free(rounded);
+    }
+    return state;
+}
+
+static void state_free(ModelState state) {
+    free(state.weights);
+    free(state.m);
+    free(state.v);
+}
+
+// Everything up to the final layer norm, for tokens (B, T) on the GPU.
+static void model_forward(Model *m, const int *tokens, int B, int T) {
+    const int C = m->config.channels, NH = m->config.heads, HS = C / NH, N = B * T;
+    const bf16 *x = m->embedded;
+    embedding_forward(m->embedded, tokens, m->weight.wte, m->weight.wpe, N, T, C);
+    for (int l = 0; l < m->config.layers; l++) {
+        const Layer<bf16> *w = &m->weight.layers[l];
+        const LayerActivations *a = &m->acts[l];
+        layernorm_forward(a->ln1, a->mean1, a->rstd1, x, w->ln1_w, w->ln1_b, N, C);
+        matmul(a->qkv, a->ln1, false, w->qkv_w, false, N, 3 * C, C, w->qkv_b);
+        attention_forward(a->att, a->lse, a->qkv, B, T, NH, HS, true, gpu.stream);
+        matmul(a->res_att, a->att, false, w->proj_w, false, N, C, C, w->proj_b, x);
+        layernorm_forward(a->ln2, a->mean2, a->rstd2, a->res_att, w->ln2_w, w->ln2_b, N, C);
+        matmul(a->fc, a->ln2, false, w->fc_w, false, N, 4 * C, C, w->fc_b);
+        gelu_forward(a->gelu, a->fc, (size_t)N * 4 * C);
+        matmul(a->res_mlp, a->gelu, false, w->fcproj_w, false, N, C, 4 * C, w->fcproj_b, a->res_att);
+        x = a->res_mlp;
+    }
+    layernorm_forward(m->lnf, m->meanf, m->rstdf, x, m->weight.lnf_w, m->weight.lnf_b, N, C);
+}
+
+// The output head and the losses of N = B T targets, in chunks of rows, so that the logits of a whole batch never exist at once. The
+// losses are added to m->losses. Where dscale is not 0 each chunk goes on to the gradients, dc and dwte (+)=.
+static void model_loss(Model *m, const int *targets, int N, float dscale, bool add) {
+    const int C = m->config.channels, Vp = m->Vp;
+    for (int first = 0; first < N; first += m->head_rows) {
+        const int rows = N - first < m->head_rows ? N - first : m->head_rows;
+        const bf16 *x = m->lnf + (size_t)first * C;
+        matmul(m->logits, x, false, m->weight.wte, true, rows, Vp, C);
+        classifier(m->losses + first, m->logits, targets + first, rows, m->config.vocab, Vp, dscale);
+        if (dscale == 0) continue;
+        matmul(m->dc + (size_t)first * C, m->logits, false, m->weight.wte, false, rows, C, Vp);
+        matmul_gradient(m->grad.wte, m->logits, x, Vp, C, rows, add || first > 0);
+    }
+}
+
+// All other gradients, (+)=, after model_forward and model_loss of the same batch, whose `different` tokens are sorted in `order`.
+static void model_backward(Model *m, const DeviceBatch *batch, int different, int B, int T, bool add) {
+    const int C = m->config.channels, NH = m->config.heads, HS = C / NH, N = B * T, L = m->config.layers;
+    bf16 *dx = m->dx, *dc = m->dc, *d4c = m->d4c;
+    // A layer norm's backward completes dx, whose sum over rows is the gradient of the bias that was added to x last.
+    layernorm_backward(dx, false, m->grad.lnf_w, m->grad.lnf_b, m->grad.layers[L - 1].fcproj_b, dc, m->acts[L - 1].res_mlp,
+                       m->weight.lnf_w, m->meanf, m->rstdf, m->partials, N, C, add);
+    for (int l = L - 1; l >= 0; l--) {
+        const Layer<bf16> *w = &m->weight.layers[l];
+        const Layer<float> *g = &m->grad.layers[l];
+        const LayerActivations *a = &m->acts[l];
+        const bf16 *x = l > 0 ? m->acts[l - 1].res_mlp : m->embedded;
+        float *dbias_before = l > 0 ? m->grad.layers[l - 1].fcproj_b : NULL;
+
+        matmul(d4c, dx, false, w->fcproj_w, true, N, 4 * C, C);
+        gelu_backward(d4c, a->fc, m->recompute >= 1 ? a->gelu : NULL, g->fc_b, m->partials, N, 4 * C, add);
+        matmul_gradient(g->fcproj_w, a->gelu, dx, 4 * C, C, N, add);
+        matmul(dc, d4c, false, w->fc_w, true, N, C, 4 * C);
+        if (m->recompute >= 2) layernorm_forward(a->ln2, a->mean2, a->rstd2, a->res_att, w->ln2_w, w->ln2_b, N, C);
+        matmul_gradient(g->fc_w, a->ln2, d4c, C, 4 * C, N, add);
+        layernorm_backward(dx, true, g->ln2_w, g->ln2_b, g->proj_b, dc, a->res_att, w->ln2_w, a->mean2, a->rstd2, m->partials, N, C, add);
+
+        matmul(dc, dx, false, w->proj_w, true, N, C, C);
+        matmul_gradient(g->proj_w, a->att, dx, C, C, N, add);
+        attention_backward(d4c, dc, a->qkv, a->att, a->lse, m->attention_space, B, T, NH, HS, true, gpu.stream);
+        bias_backward(g->qkv_b, d4c, m->partials, N, 3 * C, add);
+        matmul(dc, d4c, false, w->qkv_w, true, N, C, 3 * C);
+        if (m->recompute >= 2) layernorm_forward(a->ln1, a->mean1, a->rstd1, x, w->ln1_w, w->ln1_b, N, C);
+        matmul_gradient(g->qkv_w, a->ln1, d4c, C, 3 * C, N, add);
+        layernorm_backward(dx, true, g->ln1_w, g->ln1_b, dbias_before, dc, x, w->ln1_w, a->mean1, a->rstd1, m->partials, N, C, add);
+    }
+    embedding_backward(m->grad.wte, m->grad.wpe, dx, batch->inputs, batch->order, batch->begins, different, B, T, C, m->config.seq, add);
+}
+
+// ---------------------------------------------------------------------------
+// 5 AdamW
+
+// Sums of squares of `count` gradients, a multiple of 8: each block's in partials.
+enum { NORM_THREADS = 256 };
+static __global__ void norm_kernel(double *partials, const float *grads, size_t count) {
+    __shared__ double sums[NORM_THREADS];
+    double sum = 0;
+    for (size_t i = (blockIdx.x * (size_t)blockDim.x + threadIdx.x) * 8; i < count; i += (size_t)gridDim.x * blockDim.x * 8) {
+        float x[8], squares = 0;
+        load8(x, grads + i);
+#pragma unroll
+        for (int k = 0; k < 8; k++) squares += x[k] * x[k];
+        sum += squares;
+    }
+    sums[threadIdx.x] = sum;
+    __syncthreads();
+    for (int half = NORM_THREADS / 2; half > 0; half /= 2) {
+        if ((int)threadIdx.x < half) sums[threadIdx.x] += sums[threadIdx.x + half];
+        __syncthreads();
+    }
+    if (threadIdx.x == 0) partials[blockIdx.x] = sums[0];
+}
+
+// Decides on the GPU what the host need not wait for: is the update finite, how is it clipped, which update is it. One block.
+enum { UPDATE_THREADS = 1024 };
+static __global__ void update_prepare_kernel(Update *update, const double *norms, int norm_blocks, const double *losses, int N, double tokens, double clip,
+                                             double rate, double beta1, double beta2) {
+    __shared__ double sums[2][UPDATE_THREADS];
+    double loss = 0, squares = 0;
+    for (int i = threadIdx.x; i < N; i += UPDATE_THREADS) loss += losses[i];
+    for (int i = threadIdx.x; i < norm_blocks; i += UPDATE_THREADS) squares += norms[i];
+    sums[0][threadIdx.x] = loss, sums[1][threadIdx.x] = squares;
+    __syncthreads();
+    for (int half = UPDATE_THREADS / 2; half > 0; half /= 2) {
+        if ((int)threadIdx.x < half)
+            for (int k = 0; k < 2; k++) sums[k][threadIdx.x] += sums[k][threadIdx.x + half];
+        __syncthreads();
+    }
+    if (threadIdx.x != 0) return;
+    const double norm = sqrt(sums[1][0]);
+    update->loss = sums[0][0] / tokens;
+    update->norm = norm;
+    update->skipped = !isfinite(update->loss) || !isfinite(norm);
+    if (update->skipped) return;
+    const double n = (double)++update->count;
+    update->grad_scale = (float)(clip > 0 && norm > clip ? clip / norm : 1);
+    update->step_size = (float)(rate / (1 - pow(beta1, n)));
+    update->v_scale = (float)(1 / (1 - pow(beta2, n)));
+}
+
+// Rounds to one of the two bf16 next to x, to the nearer one more often, so that the mean is x: small updates are not lost, even without
+// fp32 weights. `random` has 16 random bits; it is added to those that are cut off.
+DEVICE float round_stochastically(float x, uint32_t random) {
+    return __uint_as_float((__float_as_uint(x) + random) & 0xFFFF0000u);
+}
+
+// AdamW (Loshchilov and Hutter, "Decoupled weight decay regularization", 2019) on all `count` parameters, of which the first `decayed`
+// are matrices and embeddings, which decay: weights are multiplied by `keep`. Bytes: 30 a parameter with fp32 weights (master), else 24.
+static __global__ void adamw_kernel(bf16 *weights, float *master, float *m, float *v, const float *grads, const Update *update, size_t count,
+                                    size_t decayed, float beta1, float beta2, float eps, float keep, uint64_t seed, uint32_t step) {
+    const size_t i = (blockIdx.x * (size_t)blockDim.x + threadIdx.x) * 8;
+    if (i >= count || update->skipped) return;
+    const float grad_scale = update->grad_scale, step_size = update->step_size, v_scale = update->v_scale, kept = i < decayed ? keep : 1;
+    float w[8], m1[8], m2[8], g[8];
+    if (master) load8(w, master + i);
+    else load8(w, weights + i);
+    load8(m1, m + i);
+    load8(m2, v + i);
+    load8(g, grads + i);
+#pragma unroll
+    for (int k = 0; k < 8; k++) {
+        const float x = g[k] * grad_scale;
+        m1[k] = beta1 * m1[k] + (1 - beta1) * x;
+        m2[k] = beta2 * m2[k] + (1 - beta2) * x * x;
+        w[k] = kept * w[k] - step_size * m1[k] / (sqrtf(m2[k] * v_scale) + eps);
+    }
+    store8(m + i, m1);
+    store8(v + i, m2);
+    if (master) store8(master + i, w);
+    else {
+        const Random4 r = random4(seed, RANDOM_ROUND, step, i);
+#pragma unroll
+        for (int k = 0; k < 8; k++) w[k] = round_stochastically(w[k], r.word[k / 2] >> k % 2 * 16 & 0xFFFF);
+    }
+    store8(weights + i, w);
+}
+
+// Update number `step` of the run, from 0, with the gradients and losses of all its batches. Its results come with m->update.
+static void model_update(Model *m, const Options *o, double rate, int64_t step, int N, int accumulation) {
+    const unsigned norm_blocks = least(NORM_BLOCKS, blocks_for(m->count, 8 * NORM_THREADS));
+    LAUNCH(norm_kernel, norm_blocks, NORM_THREADS, 0, gpu.stream, m->norms, m->grads, m->count);
+    LAUNCH(update_prepare_kernel, 1, UPDATE_THREADS, 0, gpu.stream, m->update, m->norms, norm_blocks, m->losses, N, (double)N * accumulation,
+           o->grad_clip, rate, o->beta1, o->beta2);
+    LAUNCH(adamw_kernel, blocks_for(m->count, 8 * 256), 256, 0, gpu.stream, m->weights, m->master ? m->master_weights : NULL, m->m, m->v,
+           m->grads, m->update, m->count, m->decayed, (float)o->beta1, (float)o->beta2, (float)o->eps, (float)(1 - rate * o->weight_decay),
+           (uint64_t)o->seed, (uint32_t)step);
+}
+
+// ---------------------------------------------------------------------------
+// 6 Generating text
+
+// The logits (V) that follow `count` tokens. The model computes all of them anew for each token: no keys and values are kept, which is
+// simple, and fast enough for a sample. Lengths are powers of two (what is added, later tokens, changes nothing before), so that few
+// kinds of matrix products occur.
+static const float *next_logits(void *model, const int *tokens, int count) {
+    Model *m = (Model *)model;
+    const int C = m->config.channels;
+    int length = 64;
+    while (length < count) length *= 2;
+    if (length > m->config.seq) length = m->config.seq;
+    int *on_gpu = m->batches[0].inputs;
+    CUDA_CHECK(cudaMemsetAsync(on_gpu, 0, (size_t)length * sizeof(int), gpu.stream));
+    CUDA_CHECK(cudaMemcpyAsync(on_gpu, tokens, (size_t)count * sizeof(int), cudaMemcpyHostToDevice, gpu.stream));
+    model_forward(m, on_gpu, 1, length);
+    matmul(m->logits, m->lnf + (size_t)(count - 1) * C, false, m->weight.wte, true, 1, m->Vp, C);
+    CUDA_CHECK(cudaMemcpyAsync(m->host_row, m->logits, (size_t)m->Vp * sizeof(bf16), cudaMemcpyDeviceToHost, gpu.stream));
+    CUDA_CHECK(cudaStreamSynchronize(gpu.stream));
+    for (int v = 0; v < m->config.vocab; v++) m->host_logits[v] = __bfloat162float(m->host_row[v]);
+    return m->host_logits;
+}
+
+// ---------------------------------------------------------------------------
+// 7 Training
+
+// Batches on their way to the GPU. There are two of everything: while one is computed, the next is read and copied.
+struct Feed {
+    int *window;             // (T + 1)
+    int *host[2];            // as the batches on the GPU, in memory that it copies from by itself
+    int *places;             // (V + 1), for sorting
+    int turn;
+    cudaEvent_t copied[2];   // to the GPU: host[] may be written again
+    cudaEvent_t used[2];     // by the GPU: batches[] may be written again
+};
+
+static void feed_open(Feed *feed, const Model *m) {
+    const size_t N = (size_t)m->B * m->config.seq;
+    memset(feed, 0, sizeof *feed);
+    feed->window = (int *)allocate((size_t)m->config.seq + 1, sizeof(int), "a window");
+    feed->places = (int *)allocate((size_t)m->config.vocab + 1, sizeof(int), "tokens to sort");
+    for (int i = 0; i < 2; i++) {
+        CUDA_CHECK(cudaMallocHost(&feed->host[i], (4 * N + 1) * sizeof(int)));
+        CUDA_CHECK(cudaEventCreateWithFlags(&feed->copied[i], cudaEventDisableTiming));
+        CUDA_CHECK(cudaEventCreateWithFlags(&feed->used[i], cudaEventDisableTiming));
+    }
+}
+
+static void feed_close(Feed *feed) {
+    for (int i = 0; i < 2; i++) {
+        CUDA_CHECK(cudaFreeHost(feed->host[i]));
+        CUDA_CHECK(cudaEventDestroy(feed->copied[i]));
+        CUDA_CHECK(cudaEventDestroy(feed->used[i]));
+    }
+    free(feed->window);
+    free(feed->places);
+}
+
+// Sorts the places of N tokens by token, by counting: order (N), begins (N + 1). Returns how many different tokens there are.
+static int sort_places(int *order, int *begins, int *next, const int *tokens, int N, int V) {
+    int different = 0, place = 0;
+    memset(next, 0, (size_t)(V + 1) * sizeof(int));
+    for (int n = 0; n < N; n++) next[tokens[n]]++;
+    for (int v = 0; v < V; v++) {
+        const int count = next[v];
+        if (count) begins[different++] = place;
+        next[v] = place;
+        place += count;
+    }
+    begins[different] = N;
+    for (int n = 0; n < N; n++) order[next[tokens[n]]++] = n;
+    return different;
+}
+
+// Reads B windows (see batch_read) and sends them to m->batches[turn], which is returned; computing waits for them. When what uses the
+// batch has been launched, feed_used has to be called. NULL after fail().
+static DeviceBatch *feed_next(Feed *feed, Model *m, const Run *run, bool training, uint64_t first, size_t windows, int B, int *different) {
+    const size_t N = (size_t)m->B * m->config.seq;
+    const int turn = feed->turn ^= 1;
+    int *host = feed->host[turn];
+    CUDA_CHECK(cudaEventSynchronize(feed->copied[turn]));
+    Batch batch = {feed->window, host, host + N};
+    if (!batch_read(&batch, run, training, first, windows, B)) return NULL;
+    *different = training ? sort_places(host + 2 * N, host + 3 * N, feed->places, host, B * m->config.seq, m->config.vocab) : 0;
+    CUDA_CHECK(cudaStreamWaitEvent(gpu.copies, feed->used[turn], 0));
+    CUDA_CHECK(cudaMemcpyAsync(m->batches[turn].inputs, host, (training ? 4 * N + 1 : 2 * N) * sizeof(int), cudaMemcpyHostToDevice, gpu.copies));
+    CUDA_CHECK(cudaEventRecord(feed->copied[turn], gpu.copies));
+    CUDA_CHECK(cudaStreamWaitEvent(gpu.stream, feed->copied[turn], 0));
+    return &m->batches[turn];
+}
+
+static void feed_used(Feed *feed) { CUDA_CHECK(cudaEventRecord(feed->used[feed->turn], gpu.stream)); }
+
+// Mean loss over windows spread evenly over the validation data. False after fail().
+static bool validate(Model *m, const Run *run, Feed *feed, double *loss) {
+    const int T = m->config.seq;
+    const size_t windows = run_validation_windows(run, m->B), N = (size_t)m->B * T;
+    CUDA_CHECK(cudaMemsetAsync(m->losses, 0, N * sizeof(double), gpu.stream));
+    for (size_t first = 0; first < windows && !stop_requested; first += (size_t)m->B) {
+        int B = windows - first < (size_t)m->B ? (int)(windows - first) : m->B, different;
+        DeviceBatch *batch = feed_next(feed, m, run, false, first, windows, B, &different);
+        if (!batch) return false;
+        model_forward(m, batch->inputs, B, T);
+        model_loss(m, batch->targets, B * T, 0, false);
+        feed_used(feed);
+    }
+    double *losses = (double *)allocate(N, sizeof *losses, "losses");
+    CUDA_CHECK(cudaMemcpyAsync(losses, m->losses, N * sizeof *losses, cudaMemcpyDeviceToHost, gpu.stream));
+    CUDA_CHECK(cudaStreamSynchronize(gpu.stream));
+    *loss = 0;
+    for (size_t n = 0; n < N; n++) *loss += losses[n];
+    *loss /= (double)windows * T;
+    free(losses);
+    return true;
+}
+
+// Launches forward and backward of one of the batches of a step, whose gradients are added if `add`. False after fail().
+static bool batch_launch(Model *m, const Run *run, Feed *feed, uint64_t first_sample, bool add) {
+    const int T = m->config.seq, N = m->B * T;
+    int different;
+    DeviceBatch *batch = feed_next(feed, m, run, true, first_sample, 0, m->B, &different);
+    if (!batch) return false;
+    if (!add) CUDA_CHECK(cudaMemsetAsync(m->losses, 0, (size_t)N * sizeof(double), gpu.stream));
+    model_forward(m, batch->inputs, m->B, T);
+    model_loss(m, batch->targets, N, 1.0f / ((float)N * (float)run->accumulation), add);
+    model_backward(m, batch, different, m->B, T, add);
+    feed_used(feed);
+    return true;
+}
+
+// What an update reports, on its way back to the host.
+struct Report {
+    Update *update;
+    cudaEvent_t arrived;
+};
+
+// Launches update number `step`, from 0, after all its batches: clipping, AdamW. A loss or gradient that is not finite leaves everything
+// as it was but the counters.
+static void update_launch(Model *m, const Run *run, Report *report, int64_t step) {
+    model_update(m, &run->options, schedule_rate(&run->schedule, step), step, m->B * m->config.seq, run->accumulation);
+    CUDA_CHECK(cudaMemcpyAsync(report->update, m->update, sizeof(Update), cudaMemcpyDeviceToHost, gpu.stream));
+    CUDA_CHECK(cudaEventRecord(report->arrived, gpu.stream));
+}
+
+// Waits for the report of the last update and counts it.
+static Update update_collect(Run *run, const Model *m, const Report *report) {
+    CUDA_CHECK(cudaEventSynchronize(report->arrived));
+    run->progress.step++;
+    run->progress.samples += (uint64_t)run->accumulation * (uint64_t)m->B;
+    run->progress.skipped += report->update->skipped;
+    return *report->update;
+}
+
+static bool every(int64_t step, int64_t interval) { return interval && step % interval == 0; }
+
+// Trains from run->progress to --steps. Returns the program's exit code. The host hears of an update when the first batch of the next
+// step has been launched, so that the GPU never waits for it, but where something is due after the update: that needs its weights.
+static int train(Model *m, Run *run) {
+    const Options *o = &run->options;
+    Progress *progress = &run->progress;
+    Log log;
+    Feed feed;
+    Report report;
+    int64_t saved = progress->step;
+    int skips = 0;
+    bool ok = true, waiting = false;  // for the report of an update
+    feed_open(&feed, m);
+    CUDA_CHECK(cudaMallocHost(&report.update, sizeof(Update)));
+    CUDA_CHECK(cudaEventCreateWithFlags(&report.arrived, cudaEventDisableTiming));
+    if (!log_open(&log, o->out, progress->step, o->steps, o->log_every)) die_of_failure();
+    if (progress->step >= o->steps)
+        printf("the run is at step %lld of %lld already; a larger --steps trains longer\n", (long long)progress->step, (long long)o->steps);
+    double start = seconds_now();  // of the step that is reported next
+    auto collect = [&] {
+        const Update update = update_collect(run, m, &report);
+        const int64_t step = progress->step;
+        skips = update.skipped ? skips + 1 : 0;
+        log_step(&log, step, update.loss, update.norm, schedule_rate(&run->schedule, step - 1), seconds_now() - start,
+                 (double)m->B * m->config.seq * run->accumulation, update.skipped);
+        start = seconds_now();
+        waiting = false;
+    };
+    while (progress->step + waiting < o->steps && !stop_requested) {
+        const int64_t step = progress->step + waiting;
+        const uint64_t samples = progress->samples + (uint64_t)waiting * run->accumulation * m->B;
+        for (int i = 0; ok && i < run->accumulation && skips < SKIPS_TO_STOP; i++) {
+            ok = batch_launch(m, run, &feed, samples + (uint64_t)i * m->B, i > 0);
+            if (i == 0 && waiting) collect();
+        }
+        if (!ok || skips == SKIPS_TO_STOP) break;
+        update_launch(m, run, &report, step);
+        waiting = true;
+        const int64_t done = step + 1;
+        const bool validates = run->val.count && (done == o->steps || every(done, o->val_every));
+        const bool samples_text = every(done, o->sample_every) && m->config.vocab == BYTE_VOCAB;
+        const bool saves = every(done, o->save_every) && done < o->steps;
+        if (!validates && !samples_text && !saves) continue;
+        collect();
+        if (validates) {
+            double loss;
+            ok = validate(m, run, &feed, &loss);
+            if (ok && !stop_requested) log_validation(&log, done, loss);  // a signal cuts it short
+        }
+        if (samples_text) {
+            log_break(&log);
+            run_write(run, *o->prompt ? o->prompt : "\n", done, stdout, next_logits, m);
+        }
+        if (saves) {
+            ModelState state = model_download(m);
+            if (checkpoint_save(o->out, m->config, o, *progress, state)) saved = done;
+            else warn("%s; training goes on", error_text);
+            state_free(state);
+        }
+        if (!ok || skips == SKIPS_TO_STOP) break;
+        start = seconds_now();
+    }
+    if (waiting) collect();
+    log_break(&log);
+    ModelState state = {NULL, NULL, NULL};
+    if (progress->step > saved) state = model_download(m);
+    const int status = run_end(run, state, ok, skips == SKIPS_TO_STOP, progress->step > saved);
+    state_free(state);
+    fclose(log.jsonl);
+    feed_close(&feed);
+    CUDA_CHECK(cudaFreeHost(report.update));
+    CUDA_CHECK(cudaEventDestroy(report.arrived));
+    return status;
+}
+
+// Sends the weights that the run starts from, and moments if it resumes, to the GPU. False after fail().
+static bool model_start(Model *m, const Run *run) {
+    ModelState state = {(float *)allocate(m->parameters, sizeof(float), "the weights"), NULL, NULL};
+    bool ok = true;
+    if (!*run->start_from) gpt_init(run->config, state.weights, (uint64_t)run->options.seed);
+    else ok = checkpoint_load_weights(run->start_from, run->config, state.weights);
+    if (ok && run->resumes && run->trains) {
+        state.m = (float *)allocate(m->parameters, sizeof(float), "moments");
+        state.v = (float *)allocate(m->parameters, sizeof(float), "moments");
+        ok = checkpoint_load_optimizer(run->start_from, run->config, state.m, state.v);
+    }
+    if (ok) model_upload(m, state, run->progress.step - run->progress.skipped);
+    state_free(state);
+    return ok;
+}
+
+#ifndef GPT2_NO_MAIN  // test_gpt2.cu includes this file and has a main of its own
+int main(int argc, char **argv) {
+    static Run run;
+    Model model;
+    char arithmetic[512], memory[512];
+    int status = 0;
+    if (!run_setup(&run, argc, argv) || !gpu_start(arithmetic, sizeof arithmetic)) die_of_failure();
+    const Options *o = &run.options;
+    if (!attention_supports(run.config.channels / run.config.heads)) die_of_failure();
+    if (run.config.channels > MAX_C)
+        die("--channels %d is too wide for the GPU's kernels, which take up to %d; ./train_gpt2 trains on the CPU", run.config.channels, MAX_C);
+    const bool training = run.trains || o->dry_run;
+    const size_t bytes = model_plan(&model, run.config, training ? (int)o->batch : 1, training, (int)o->recompute, o->master_weights);
+    model_describe_memory(&model, memory, sizeof memory);
+    if (training) run_print(&run, memory, arithmetic);
+    if (!model_fits(&model, bytes)) die_of_failure();
+    if (o->dry_run) {
+        model_free(&model);
+        return 0;
+    }
+    model_allocate(&model);
+    if (!model_start(&model, &run) || (run.trains && !run_claim_output(&run))) die_of_failure();
+    catch_signals();
+    if (run.trains) status = train(&model, &run);
+    if (run.trains && run.prompts) putchar('\n');
+    if (run.prompts && !stop_requested && !status) run_write(&run, o->prompt, run.progress.step, stdout, next_logits, &model);
+    if (stop_requested) status = 128 + stop_requested;
+    if (fflush(stdout) || ferror(stdout)) die("cannot write to the standard output: %s", strerror(errno));
+    model_free(&model);
+    data_close(&run.train);
+    data_close(&run.val);
+    return status;
+}
+#endif

@@ -37,12 +37,15 @@ static struct {
 #define BUILT_FOR "this GPU"  // the compute capabilities that the Makefile built for
 #endif
 
+static void matmul_start(void);  // in section 2
+
 // Takes the first GPU and describes it in `name`. False after fail(): there is none, or none that this program runs on.
 static bool gpu_start(char *name, size_t size) {
     int count = 0;
     cudaError_t error = cudaGetDeviceCount(&count);
     if (error != cudaSuccess || !count)
-        return fail("no NVIDIA GPU can be used: %s; ./train_gpt2 trains on the CPU", error == cudaSuccess ? "there is none" : cudaGetErrorString(error));
+        return fail("no NVIDIA GPU can be used: %s; ./train_gpt2 trains on the CPU",
+                    error == cudaSuccess ? "there is none" : cudaGetErrorString(error));
     cudaDeviceProp device;
     CUDA_CHECK(cudaGetDeviceProperties(&device, 0));
 #ifdef __CUDACC__
@@ -55,7 +58,7 @@ static bool gpu_start(char *name, size_t size) {
     cudaFuncAttributes attributes;
     error = cudaFuncGetAttributes(&attributes, attention_stats_kernel<64>);
     if (error == cudaErrorNoKernelImageForDevice || error == cudaErrorInvalidDeviceFunction)
-        return fail("this program was built for GPUs of compute capability %s, and %s has %d.%d; make clean, then make train_gpt2cu GPU=%d.%d",
+        return fail("this program was built for GPUs of compute capability %s, and %s has %d.%d; build it with make train_gpt2cu GPU=%d.%d",
                     BUILT_FOR, device.name, device.major, device.minor, device.major, device.minor);
     CUDA_CHECK(error);
 #endif
@@ -64,6 +67,7 @@ static bool gpu_start(char *name, size_t size) {
                     device.major, device.minor);
     CUDA_CHECK(cudaStreamCreateWithFlags(&gpu.stream, cudaStreamNonBlocking));
     CUDA_CHECK(cudaStreamCreateWithFlags(&gpu.copies, cudaStreamNonBlocking));
+    matmul_start();
     snprintf(name, size, "in bf16 on one %s (compute capability %d.%d, %.0f GiB)", device.name, device.major, device.minor,
              (double)device.totalGlobalMem / (1 << 30));
     return true;
@@ -141,6 +145,8 @@ static void cublas_check(cublasStatus_t status, const char *call, const char *fi
     if (status != CUBLAS_STATUS_SUCCESS) die("%s: %s (%s:%d)", call, cublasLtGetStatusString(status), file, line);
 }
 
+static size_t product_bytes(Product s) { return (size_t)s.M * s.N * (s.fp32 ? sizeof(float) : sizeof(bf16)); }
+
 // How cuBLASLt computes one kind of product: made when it first occurs, then kept.
 struct Plan {
     Product product;
@@ -157,9 +163,10 @@ static struct {
     int count;
 } products;
 
-static void matmul_start(void *workspace) {
-    if (!products.handle) CUBLAS_CHECK(cublasLtCreate(&products.handle));
-    products.workspace = workspace;
+static void matmul_start(void) {
+    CUBLAS_CHECK(cublasLtCreate(&products.handle));
+    CUDA_CHECK(cudaMalloc(&products.workspace, WORKSPACE));
+    CUDA_CHECK(cudaMalloc(&products.checksum, sizeof *products.checksum));
 }
 
 static cublasStatus_t plan_run(const Plan *p, const cublasLtMatmulAlgo_t *algorithm, void *out, const bf16 *a, const bf16 *b,
@@ -185,31 +192,35 @@ static __global__ void checksum_kernel(unsigned long long *checksum, const uint4
 
 // Takes the fastest of the algorithms that cuBLASLt's heuristics propose. It is measured, since the first proposal is often a tenth
 // slower than the best. To keep runs the same to the bit although times never are, only those take part that give the same bits as
-// the first: all do that add up along K in one go, and of those that split K the ones that split it alike.
+// the first: all do that add up along K in one go, and of those that split K the ones that split it alike. If the output is small and
+// rounded, equal bits may be an accident, so the first is taken there.
 static cublasLtMatmulAlgo_t plan_measure(const Plan *p, void *out, const bf16 *a, const bf16 *b, const bf16 *bias, const bf16 *residual) {
     cublasLtMatmulHeuristicResult_t found[CANDIDATES];
     cublasLtMatmulPreference_t preference;
-    size_t workspace = WORKSPACE, bytes = (size_t)p->product.M * p->product.N * (p->product.fp32 ? sizeof(float) : sizeof(bf16));
+    const size_t workspace = WORKSPACE;
+    const bool compares = p->product.fp32 || product_bytes(p->product) >= 1 << 21;
     int count = 0, best = -1;
     CUBLAS_CHECK(cublasLtMatmulPreferenceCreate(&preference));
     CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace, sizeof workspace));
-    CUBLAS_CHECK(cublasLtMatmulAlgoGetHeuristic(products.handle, p->operation, p->b, p->a, p->out, p->out, preference, CANDIDATES, found, &count));
+    CUBLAS_CHECK(cublasLtMatmulAlgoGetHeuristic(products.handle, p->operation, p->b, p->a, p->out, p->out, preference, CANDIDATES, found,
+                                                &count));
     CUBLAS_CHECK(cublasLtMatmulPreferenceDestroy(preference));
 
     unsigned long long checksums[CANDIDATES];
     float times[CANDIDATES];
-    for (int i = 0; i < count; i++) {
+    for (int i = 0; i < count && (compares || best < 0); i++) {
         times[i] = INFINITY;
         checksums[i] = 0;
         if (plan_run(p, &found[i].algo, out, a, b, bias, residual, false) != CUBLAS_STATUS_SUCCESS) continue;
         if (best < 0) best = i;
         CUDA_CHECK(cudaMemsetAsync(products.checksum, 0, sizeof *products.checksum, gpu.stream));
-        LAUNCH(checksum_kernel, 1024, 256, 0, gpu.stream, products.checksum, (const uint4 *)out, bytes / sizeof(uint4));
+        LAUNCH(checksum_kernel, 1024, 256, 0, gpu.stream, products.checksum, (const uint4 *)out, product_bytes(p->product) / sizeof(uint4));
         CUDA_CHECK(cudaMemcpyAsync(&checksums[i], products.checksum, sizeof *checksums, cudaMemcpyDeviceToHost, gpu.stream));
         CUDA_CHECK(cudaStreamSynchronize(gpu.stream));
     }
     if (best < 0)
         die("cuBLASLt has no algorithm for a product of (%d, %d) and (%d, %d)", p->product.M, p->product.K, p->product.K, p->product.N);
+    if (!compares) return found[best].algo;
     const unsigned long long expected = checksums[best];
     cudaEvent_t start, stop;
     CUDA_CHECK(cudaEventCreate(&start));
@@ -246,8 +257,9 @@ static Plan plan_make(Product s) {
     CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(p.operation, CUBLASLT_MATMUL_DESC_TRANSB, &of_a, sizeof of_a));
     if (s.has_bias)
         CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(p.operation, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue));
-    CUBLAS_CHECK(cublasLtMatrixLayoutCreate(&p.a, CUDA_R_16BF, s.a_transposed ? s.M : s.K, s.a_transposed ? s.K : s.M, s.a_transposed ? s.M : s.K));
-    CUBLAS_CHECK(cublasLtMatrixLayoutCreate(&p.b, CUDA_R_16BF, s.b_transposed ? s.K : s.N, s.b_transposed ? s.N : s.K, s.b_transposed ? s.K : s.N));
+    const int a_columns = s.a_transposed ? s.M : s.K, b_columns = s.b_transposed ? s.K : s.N;
+    CUBLAS_CHECK(cublasLtMatrixLayoutCreate(&p.a, CUDA_R_16BF, a_columns, s.a_transposed ? s.K : s.M, a_columns));
+    CUBLAS_CHECK(cublasLtMatrixLayoutCreate(&p.b, CUDA_R_16BF, b_columns, s.b_transposed ? s.N : s.K, b_columns));
     CUBLAS_CHECK(cublasLtMatrixLayoutCreate(&p.out, type, s.N, s.M, s.N));
     return p;
 }
@@ -257,20 +269,20 @@ static void matmul_run(Product s, void *out, const bf16 *a, const bf16 *b, const
     while (p < products.plans + products.count && memcmp(&p->product, &s, sizeof s)) p++;
     if (p == products.plans + products.count) {
         products.plans = (Plan *)realloc(products.plans, (size_t)(products.count + 1) * sizeof(Plan));
-        if (!products.checksum) CUDA_CHECK(cudaMalloc(&products.checksum, sizeof *products.checksum));
         if (!products.plans) die("out of memory: the plans of matrix products");
         p = products.plans + products.count++;
         *p = plan_make(s);
-        assert(!add);  // measuring writes over `out`; each gradient is written before it is added to
-        p->algorithm = plan_measure(p, out, a, b, bias, residual);
+        void *elsewhere = NULL;  // measuring writes over `out`, which must not be lost where it is added to
+        if (add) CUDA_CHECK(cudaMalloc(&elsewhere, product_bytes(s)));
+        p->algorithm = plan_measure(p, add ? elsewhere : out, a, b, bias, residual);
+        CUDA_CHECK(cudaFree(elsewhere));
     }
     CUBLAS_CHECK(plan_run(p, &p->algorithm, out, a, b, bias, residual, add));
 }
 
 #else  // the CPU, for tests
 
-enum { WORKSPACE = 0 };
-static void matmul_start(void *) {}
+static void matmul_start(void) {}
 
 static void matmul_run(Product s, void *out, const bf16 *a, const bf16 *b, const bf16 *bias, const bf16 *residual, bool add) {
 #pragma omp parallel for
@@ -309,7 +321,8 @@ static void matmul_gradient(float *dweight, const bf16 *a, const bf16 *b, int M,
 // 3 Layers: each forward is followed by its backward. Attention's are in attention.cuh
 
 // out (N, C) = wte[token] + wpe[position]. tokens (B, T), wte (V, C), wpe (T, C).
-static __global__ void embedding_forward_kernel(bf16 *out, const int *tokens, const bf16 *wte, const bf16 *wpe, int T, int C, size_t count) {
+static __global__ void embedding_forward_kernel(bf16 *out, const int *tokens, const bf16 *wte, const bf16 *wpe, int T, int C,
+                                                size_t count) {
     const size_t i = (blockIdx.x * (size_t)blockDim.x + threadIdx.x) * 8, n = i / C, c = i % C;
     if (i >= count) return;
     float token[8], position[8];
@@ -329,9 +342,11 @@ static void embedding_forward(bf16 *out, const int *tokens, const bf16 *wte, con
 // have the same token. A block has one token and 256 channels; its warps share out the places, and are added up in order. (Atomic
 // additions would be in any order.)
 enum { EMBEDDING_WARPS = 8 };
-static __global__ void embedding_backward_wte_kernel(float *dwte, const bf16 *dout, const int *tokens, const int *order, const int *begins, int C) {
+static __global__ void embedding_backward_wte_kernel(float *dwte, const bf16 *dout, const int *tokens, const int *order,
+                                                     const int *begins, int C) {
     __shared__ float sums[EMBEDDING_WARPS][256];
-    const int begin = begins[blockIdx.x], end = begins[blockIdx.x + 1], warp = threadIdx.x / 32, c = blockIdx.y * 256 + threadIdx.x % 32 * 8;
+    const int begin = begins[blockIdx.x], end = begins[blockIdx.x + 1];
+    const int warp = threadIdx.x / 32, c = blockIdx.y * 256 + threadIdx.x % 32 * 8;
     float sum[8] = {};
     if (c < C)
         for (int i = begin + warp; i < end; i += EMBEDDING_WARPS) {
@@ -591,8 +606,8 @@ static void bias_backward(float *dbias, const bf16 *dout, float *partials, int N
 // not 0, the logits become their own gradient in place: (softmax - one at the target) * dscale. A block has a row, and reads it twice,
 // the second time from the L2 cache if no more rows are in work than that holds: two a multiprocessor. Bytes: 4 N Vp.
 enum { CLASSIFIER_THREADS = 1024 };
-static __global__ __launch_bounds__(CLASSIFIER_THREADS) void classifier_kernel(double *losses, bf16 *logits, const int *targets, int V, int Vp,
-                                                                               float dscale) {
+static __global__ __launch_bounds__(CLASSIFIER_THREADS) void classifier_kernel(double *losses, bf16 *logits, const int *targets, int V,
+                                                                               int Vp, float dscale) {
     __shared__ float shared[2][MAX_WARPS][1];
     bf16 *const row = logits + (size_t)blockIdx.x * Vp;
     const int target = targets[blockIdx.x];
@@ -715,7 +730,6 @@ struct Model {
     double *norms;              // (NORM_BLOCKS)
     Update *update;
     DeviceBatch batches[2];     // one is computed while the other is copied
-    void *matmul_space;
     bf16 *host_row;             // (Vp), logits of one position, on the host
     float *host_logits;         // (V)
 };
@@ -774,7 +788,6 @@ static size_t model_layout(Model *m, unsigned char *base) {
     arena_take(&arena, &m->losses, N);
     arena_take(&arena, &m->logits, (size_t)m->head_rows * m->Vp);
     arena_batch(&arena, &m->batches[0], N), arena_batch(&arena, &m->batches[1], N);
-    arena_take(&arena, (unsigned char **)&m->matmul_space, WORKSPACE);
     if (m->training) {
         arena_take(&arena, &m->dx, N * C), arena_take(&arena, &m->dc, N * C), arena_take(&arena, &m->d4c, N * 4 * C);
         arena_take(&arena, (unsigned char **)&m->attention_space, attention_workspace_bytes(m->B, m->config.seq, m->config.heads));
@@ -833,7 +846,7 @@ static void model_describe_memory(const Model *m, char *text, size_t size) {
 
 // Is there room for the planned model? If not, false after fail(), with the largest batch that there is room for.
 static bool model_fits(const Model *m, size_t bytes) {
-    const size_t margin = (size_t)256 << 20;  // for the code of cuBLASLt's kernels, which is loaded when first used
+    const size_t margin = (size_t)256 << 20;  // for the code of cuBLASLt's kernels, which is loaded when first used, and their measuring
     size_t left, all;
     CUDA_CHECK(cudaMemGetInfo(&left, &all));
     if (bytes + margin <= left) return true;
@@ -870,19 +883,20 @@ static void model_allocate(Model *m) {
     if (m->training) m->grad = parameters_of(m, m->grads);
     m->host_row = (bf16 *)allocate(m->Vp, sizeof(bf16), "logits");
     m->host_logits = (float *)allocate(m->config.vocab, sizeof(float), "logits");
-    matmul_start(m->matmul_space);
 }
 
 // Copies one of the arrays on the GPU from or to one of files, tensor by tensor.
 static void copy_to_gpu(const Model *m, float *to, const float *from) {
     CUDA_CHECK(cudaMemsetAsync(to, 0, m->count * sizeof(float), gpu.stream));  // the rows of wte from V on
     for (int i = 0; i < gpt_tensor_count(m->config); i++)
-        CUDA_CHECK(cudaMemcpyAsync(to + m->places[i], from + m->tensors[i].offset, m->tensors[i].size * sizeof(float), cudaMemcpyHostToDevice, gpu.stream));
+        CUDA_CHECK(cudaMemcpyAsync(to + m->places[i], from + m->tensors[i].offset, m->tensors[i].size * sizeof(float),
+                                   cudaMemcpyHostToDevice, gpu.stream));
     CUDA_CHECK(cudaStreamSynchronize(gpu.stream));
 }
 static void copy_from_gpu(const Model *m, float *to, const float *from) {
     for (int i = 0; i < gpt_tensor_count(m->config); i++)
-        CUDA_CHECK(cudaMemcpyAsync(to + m->tensors[i].offset, from + m->places[i], m->tensors[i].size * sizeof(float), cudaMemcpyDeviceToHost, gpu.stream));
+        CUDA_CHECK(cudaMemcpyAsync(to + m->tensors[i].offset, from + m->places[i], m->tensors[i].size * sizeof(float),
+                                   cudaMemcpyDeviceToHost, gpu.stream));
     CUDA_CHECK(cudaStreamSynchronize(gpu.stream));
 }
 
@@ -1033,8 +1047,8 @@ static __global__ void norm_kernel(double *partials, const float *grads, size_t 
 
 // Decides on the GPU what the host need not wait for: is the update finite, how is it clipped, which update is it. One block.
 enum { UPDATE_THREADS = 1024 };
-static __global__ void update_prepare_kernel(Update *update, const double *norms, int norm_blocks, const double *losses, int N, double tokens, double clip,
-                                             double rate, double beta1, double beta2) {
+static __global__ void update_prepare_kernel(Update *update, const double *norms, int norm_blocks, const double *losses, int N,
+                                             double tokens, double clip, double rate, double beta1, double beta2) {
     __shared__ double sums[2][UPDATE_THREADS];
     double loss = 0, squares = 0;
     for (int i = threadIdx.x; i < N; i += UPDATE_THREADS) loss += losses[i];
@@ -1066,8 +1080,9 @@ DEVICE float round_stochastically(float x, uint32_t random) {
 
 // AdamW (Loshchilov and Hutter, "Decoupled weight decay regularization", 2019) on all `count` parameters, of which the first `decayed`
 // are matrices and embeddings, which decay: weights are multiplied by `keep`. Bytes: 30 a parameter with fp32 weights (master), else 24.
-static __global__ void adamw_kernel(bf16 *weights, float *master, float *m, float *v, const float *grads, const Update *update, size_t count,
-                                    size_t decayed, float beta1, float beta2, float eps, float keep, uint64_t seed, uint32_t step) {
+static __global__ void adamw_kernel(bf16 *weights, float *master, float *m, float *v, const float *grads, const Update *update,
+                                    size_t count, size_t decayed, float beta1, float beta2, float eps, float keep, uint64_t seed,
+                                    uint32_t step) {
     const size_t i = (blockIdx.x * (size_t)blockDim.x + threadIdx.x) * 8;
     if (i >= count || update->skipped) return;
     const float grad_scale = update->grad_scale, step_size = update->step_size, v_scale = update->v_scale, kept = i < decayed ? keep : 1;
@@ -1099,8 +1114,8 @@ static __global__ void adamw_kernel(bf16 *weights, float *master, float *m, floa
 static void model_update(Model *m, const Options *o, double rate, int64_t step, int N, int accumulation) {
     const unsigned norm_blocks = least(NORM_BLOCKS, blocks_for(m->count, 8 * NORM_THREADS));
     LAUNCH(norm_kernel, norm_blocks, NORM_THREADS, 0, gpu.stream, m->norms, m->grads, m->count);
-    LAUNCH(update_prepare_kernel, 1, UPDATE_THREADS, 0, gpu.stream, m->update, m->norms, norm_blocks, m->losses, N, (double)N * accumulation,
-           o->grad_clip, rate, o->beta1, o->beta2);
+    LAUNCH(update_prepare_kernel, 1, UPDATE_THREADS, 0, gpu.stream, m->update, m->norms, norm_blocks, m->losses, N,
+           (double)N * accumulation, o->grad_clip, rate, o->beta1, o->beta2);
     LAUNCH(adamw_kernel, blocks_for(m->count, 8 * 256), 256, 0, gpu.stream, m->weights, m->master ? m->master_weights : NULL, m->m, m->v,
            m->grads, m->update, m->count, m->decayed, (float)o->beta1, (float)o->beta2, (float)o->eps, (float)(1 - rate * o->weight_decay),
            (uint64_t)o->seed, (uint32_t)step);
@@ -1191,7 +1206,8 @@ static DeviceBatch *feed_next(Feed *feed, Model *m, const Run *run, bool trainin
     if (!batch_read(&batch, run, training, first, windows, B)) return NULL;
     *different = training ? sort_places(host + 2 * N, host + 3 * N, feed->places, host, B * m->config.seq, m->config.vocab) : 0;
     CUDA_CHECK(cudaStreamWaitEvent(gpu.copies, feed->used[turn], 0));
-    CUDA_CHECK(cudaMemcpyAsync(m->batches[turn].inputs, host, (training ? 4 * N + 1 : 2 * N) * sizeof(int), cudaMemcpyHostToDevice, gpu.copies));
+    const size_t count = training ? 4 * N + 1 : 2 * N;
+    CUDA_CHECK(cudaMemcpyAsync(m->batches[turn].inputs, host, count * sizeof(int), cudaMemcpyHostToDevice, gpu.copies));
     CUDA_CHECK(cudaEventRecord(feed->copied[turn], gpu.copies));
     CUDA_CHECK(cudaStreamWaitEvent(gpu.stream, feed->copied[turn], 0));
     return &m->batches[turn];
@@ -1361,7 +1377,8 @@ int main(int argc, char **argv) {
     const Options *o = &run.options;
     if (!attention_supports(run.config.channels / run.config.heads)) die_of_failure();
     if (run.config.channels > MAX_C)
-        die("--channels %d is too wide for the GPU's kernels, which take up to %d; ./train_gpt2 trains on the CPU", run.config.channels, MAX_C);
+        die("--channels %d is too wide for the GPU's kernels, which take up to %d; ./train_gpt2 trains on the CPU", run.config.channels,
+            MAX_C);
     const bool training = run.trains || o->dry_run;
     const size_t bytes = model_plan(&model, run.config, training ? (int)o->batch : 1, training, (int)o->recompute, o->master_weights);
     model_describe_memory(&model, memory, sizeof memory);

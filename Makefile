@@ -13,8 +13,9 @@ CFLAGS ?= -O3 -fno-math-errno -fno-trapping-math
 # Does the compiler take these flags, for a whole program?
 takes = $(shell echo 'int main(void) { return 0; }' | $(CC) $(1) -x c - -o /dev/null 2>/dev/null && echo $(1))
 
-HAVE_GPU := $(and $(filter demo,$(MAKECMDGOALS)),$(shell nvidia-smi -L 2>/dev/null),$(or $(shell command -v nvcc),$(wildcard /usr/local/cuda/bin/nvcc)))
-ifneq ($(filter train_gpt2 tokenize demo attention-cpu exercises build/% test-gpu,$(MAKECMDGOALS)),)
+NVCC ?= $(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc))
+DEMO_ON_GPU := $(and $(filter demo,$(MAKECMDGOALS)),$(NVCC),$(shell nvidia-smi -L >/dev/null 2>&1 && echo yes))
+ifneq ($(filter train_gpt2 tokenize demo attention-cpu exercises build/%,$(MAKECMDGOALS)),)
 ifeq ($(shell command -v $(firstword $(CC))),)
 $(error there is no compiler $(CC); on Debian: apt-get install gcc, and leave CC= out)
 endif
@@ -45,13 +46,13 @@ CUDA_LIBS = -lstdc++ -lm -pthread $(if $(SANITIZE),$(call takes,-fsanitize-link-
 CUDA_HEADERS := $(HEADERS) gpt/cuda.cuh gpt/tile.cuh dev/cuda_on_cpu.h
 # The variants register in the order in which they are linked: from the naive one on, and last what the trainer has.
 ATTENTION := $(sort $(filter-out trainer,$(notdir $(basename $(wildcard dev/attention/*.cu))))) trainer
-ifneq ($(filter train_gpt2cu attention build/nvcc% test-gpu,$(MAKECMDGOALS))$(HAVE_GPU),)
-NVCC ?= $(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc))
+ifneq ($(filter train_gpt2cu attention build/nvcc%,$(MAKECMDGOALS))$(DEMO_ON_GPU),)
 ifeq ($(NVCC),)
 $(error there is no nvcc; install the CUDA toolkit, or make train_gpt2 and attention-cpu, which need none)
 endif
 # Code for 9.0 may use instructions of just this generation, which is the "a".
-GPU ?= $(or $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | sort -u | sed 's/^9\.0$$/&a/'),8.0 9.0a 10.0 12.0)
+GPU ?= $(or $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | grep -x '[0-9.]*' | sort -u | sed 's/^9\.0$$/&a/'),\
+    8.0 9.0a 10.0 12.0)
 NVCC_FLAGS = -std=c++17 -O3 -I. -DBUILT_FOR='"$(GPU)"' -lineinfo -Xcompiler -Wall,-Wextra,-fopenmp $(if $(PTXAS),-Xptxas=$(PTXAS)) \
     $(foreach gpu,$(subst .,,$(GPU)),-gencode arch=compute_$(gpu),code=sm_$(gpu))
 endif
@@ -126,7 +127,7 @@ train_gpt2cu attention: %: build/nvcc/% always
 exercises: $(VARIANT)/exercises
 	@$<
 
-demo: $(if $(HAVE_GPU),train_gpt2cu,train_gpt2)
+demo: $(if $(DEMO_ON_GPU),train_gpt2cu,train_gpt2)
 	scripts/demo.sh ./$<
 
 test:

@@ -868,7 +868,8 @@ static int train(Model *m, Run *run) {
         if (run->val.count && (step == o->steps || (o->val_every && step % o->val_every == 0))) {
             double val_loss;
             ok = validate(m, run, &batch, &val_loss);
-            if (ok && !stop_requested) log_validation(&log, step, val_loss);  // a signal cuts it short
+            if (!ok) break;
+            if (!stop_requested) log_validation(&log, step, val_loss);  // a signal cuts it short
         }
         if (o->sample_every && step % o->sample_every == 0 && m->config.vocab == BYTE_VOCAB) {
             log_break(&log);
@@ -908,10 +909,7 @@ int main(int argc, char **argv) {
         return 0;
     }
     model_allocate(&model, training);
-    if (!*run.start_from) gpt_init(run.config, model.state.weights, (uint64_t)o->seed);
-    else if (!checkpoint_load_weights(run.start_from, run.config, model.state.weights)) die_of_failure();
-    if (run.resumes && run.trains && !checkpoint_load_optimizer(run.start_from, run.config, model.state.m, model.state.v))
-        die_of_failure();
+    if (!run_load(&run, model.state)) die_of_failure();
     if (run.trains && !run_claim_output(&run)) die_of_failure();
     catch_signals();
     if (run.trains) status = train(&model, &run);

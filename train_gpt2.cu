@@ -37,37 +37,37 @@ static struct {
 #define BUILT_FOR "this GPU"  // the compute capabilities that the Makefile built for
 #endif
 
-static void matmul_start(void);  // in section 2
-
 // Takes the first GPU and describes it in `name`. False after fail(): there is none, or none that this program runs on.
 static bool gpu_start(char *name, size_t size) {
     int count = 0;
-    cudaError_t error = cudaGetDeviceCount(&count);
+#ifdef __CUDACC__
+    int driver, toolkit;
+    CUDA_CHECK(cudaDriverGetVersion(&driver));  // 0 without one
+    CUDA_CHECK(cudaRuntimeGetVersion(&toolkit));
+    if (driver && driver / 1000 < toolkit / 1000)  // within a major version older drivers run newer programs
+        return fail("the GPU's driver is for CUDA %d.%d, and this program was built with %d.%d; update the driver, or build with an older "
+                    "toolkit", driver / 1000, driver % 1000 / 10, toolkit / 1000, toolkit % 1000 / 10);
+    if (!driver) return fail("there is no NVIDIA driver, and so no GPU that can be used; ./train_gpt2 trains on the CPU");
+#endif
+    const cudaError_t error = cudaGetDeviceCount(&count);
     if (error != cudaSuccess || !count)
         return fail("no NVIDIA GPU can be used: %s; ./train_gpt2 trains on the CPU",
                     error == cudaSuccess ? "there is none" : cudaGetErrorString(error));
     cudaDeviceProp device;
     CUDA_CHECK(cudaGetDeviceProperties(&device, 0));
-#ifdef __CUDACC__
-    int driver, toolkit;
-    CUDA_CHECK(cudaDriverGetVersion(&driver));
-    CUDA_CHECK(cudaRuntimeGetVersion(&toolkit));
-    if (driver / 1000 < toolkit / 1000)  // within a major version older drivers run newer programs
-        return fail("the GPU's driver is for CUDA %d.%d, and this program was built with %d.%d; update the driver, or build with an older "
-                    "toolkit", driver / 1000, driver % 1000 / 10, toolkit / 1000, toolkit % 1000 / 10);
-    cudaFuncAttributes attributes;
-    error = cudaFuncGetAttributes(&attributes, attention_stats_kernel<64>);
-    if (error == cudaErrorNoKernelImageForDevice || error == cudaErrorInvalidDeviceFunction)
-        return fail("this program was built for GPUs of compute capability %s, and %s has %d.%d; build it with make train_gpt2cu GPU=%d.%d",
-                    BUILT_FOR, device.name, device.major, device.minor, device.major, device.minor);
-    CUDA_CHECK(error);
-#endif
     if (device.major < 8)
         return fail("%s has compute capability %d.%d, and at least 8.0 is needed, for bf16; ./train_gpt2 trains on the CPU", device.name,
                     device.major, device.minor);
+#ifdef __CUDACC__
+    cudaFuncAttributes attributes;  // of any kernel: is there code of it for this GPU?
+    const cudaError_t code = cudaFuncGetAttributes(&attributes, attention_stats_kernel<64>);
+    if (code == cudaErrorNoKernelImageForDevice || code == cudaErrorInvalidDeviceFunction)
+        return fail("this program was built for GPUs of compute capability %s, and %s has %d.%d; build it with make train_gpt2cu GPU=%d.%d",
+                    BUILT_FOR, device.name, device.major, device.minor, device.major, device.minor);
+    CUDA_CHECK(code);
+#endif
     CUDA_CHECK(cudaStreamCreateWithFlags(&gpu.stream, cudaStreamNonBlocking));
     CUDA_CHECK(cudaStreamCreateWithFlags(&gpu.copies, cudaStreamNonBlocking));
-    matmul_start();
     snprintf(name, size, "in bf16 on one %s (compute capability %d.%d, %.0f GiB)", device.name, device.major, device.minor,
              (double)device.totalGlobalMem / (1 << 30));
     return true;
@@ -75,7 +75,7 @@ static bool gpu_start(char *name, size_t size) {
 
 static size_t round_up(size_t n, size_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 static unsigned blocks_for(size_t count, size_t per_block) { return (unsigned)((count + per_block - 1) / per_block); }
-static unsigned least(unsigned a, unsigned b) { return a < b ? a : b; }
+static size_t least(size_t a, size_t b) { return a < b ? a : b; }
 
 // A thread reads and writes eight bf16, 16 bytes, at a time. C is a multiple of 32, so all rows begin at multiples of that.
 DEVICE void unpack8(float (&x)[8], uint4 bits) {
@@ -102,8 +102,8 @@ DEVICE void store8(float *to, const float (&x)[8]) {
     ((float4 *)to)[0] = a, ((float4 *)to)[1] = b;
 }
 
-// Sums (or maxima) of R numbers over a block of whole warps: each thread gets them in v. `shared` must not be in use by another such
-// call less than a barrier ago: callers alternate between two.
+// Sums of R numbers over a block of whole warps, which each thread gets in v; and the maximum of one. `shared` must not be in use by
+// another such call less than a barrier ago: callers alternate between two.
 enum { MAX_WARPS = 32 };
 template <int R> DEVICE void block_sum(float (&v)[R], float (*shared)[R]) {
     const int warps = blockDim.x / 32;
@@ -131,11 +131,9 @@ DEVICE float block_max(float v, float *shared) {
 // ---------------------------------------------------------------------------
 // 2 Matrix products
 
-// out (M, N) = a b + bias (N) + residual (M, N), rounded to bf16; or, in fp32, for gradients of weights, out (+)= a b.
-// a is (M, K), or (K, M) if a_transposed; b is (K, N), or (N, K) if b_transposed. bias and residual may be NULL.
+// One kind of product, as matmul and matmul_gradient below ask for it. (All int, so that memcmp compares two.)
 struct Product {
-    int M, N, K;
-    bool a_transposed, b_transposed, fp32, has_bias, has_residual;
+    int M, N, K, a_transposed, b_transposed, fp32, has_bias, has_residual;
 };
 
 #ifdef __CUDACC__
@@ -145,16 +143,15 @@ static void cublas_check(cublasStatus_t status, const char *call, const char *fi
     if (status != CUBLAS_STATUS_SUCCESS) die("%s: %s (%s:%d)", call, cublasLtGetStatusString(status), file, line);
 }
 
-static size_t product_bytes(Product s) { return (size_t)s.M * s.N * (s.fp32 ? sizeof(float) : sizeof(bf16)); }
-
-// How cuBLASLt computes one kind of product: made when it first occurs, then kept.
+// How cuBLASLt computes one kind of product: made when it first occurs, then kept. cuBLASLt's matrices are column by column, so that
+// our (M, N) is its (N, M): it is asked for outᵀ = bᵀ aᵀ, and b comes first.
 struct Plan {
     Product product;
     cublasLtMatmulDesc_t operation;
     cublasLtMatrixLayout_t a, b, out;
     cublasLtMatmulAlgo_t algorithm;
 };
-enum { WORKSPACE = 64 << 20, CANDIDATES = 8, ROUNDS = 3, REPEATS = 4 };
+enum { WORKSPACE = 64 << 20, CANDIDATES = 8 };
 static struct {
     cublasLtHandle_t handle;
     void *workspace;               // WORKSPACE bytes
@@ -165,7 +162,8 @@ static struct {
 
 static void matmul_start(void) {
     CUBLAS_CHECK(cublasLtCreate(&products.handle));
-    CUDA_CHECK(cudaMalloc(&products.workspace, WORKSPACE));
+    if (cudaMalloc(&products.workspace, WORKSPACE) != cudaSuccess)
+        die("not even %d MiB of the GPU's memory are free; nvidia-smi says what uses it", WORKSPACE >> 20);
     CUDA_CHECK(cudaMalloc(&products.checksum, sizeof *products.checksum));
 }
 
@@ -190,44 +188,79 @@ static __global__ void checksum_kernel(unsigned long long *checksum, const uint4
     atomicAdd(checksum, sum);  // of integers: the order does not matter
 }
 
-// Takes the fastest of the algorithms that cuBLASLt's heuristics propose. It is measured, since the first proposal is often a tenth
-// slower than the best. To keep runs the same to the bit although times never are, only those take part that give the same bits as
-// the first: all do that add up along K in one go, and of those that split K the ones that split it alike. If the output is small and
-// rounded, equal bits may be an accident, so the first is taken there.
-static cublasLtMatmulAlgo_t plan_measure(const Plan *p, void *out, const bf16 *a, const bf16 *b, const bf16 *bias, const bf16 *residual) {
-    cublasLtMatmulHeuristicResult_t found[CANDIDATES];
-    cublasLtMatmulPreference_t preference;
+static unsigned long long checksum_of(const void *array, size_t bytes) {
+    unsigned long long checksum;
+    CUDA_CHECK(cudaMemsetAsync(products.checksum, 0, sizeof checksum, gpu.stream));
+    LAUNCH(checksum_kernel, 1024, 256, 0, gpu.stream, products.checksum, (const uint4 *)array, bytes / sizeof(uint4));
+    CUDA_CHECK(cudaMemcpyAsync(&checksum, products.checksum, sizeof checksum, cudaMemcpyDeviceToHost, gpu.stream));
+    CUDA_CHECK(cudaStreamSynchronize(gpu.stream));
+    return checksum;
+}
+
+static Plan plan_make(Product s) {
+    Plan p;
+    memset(&p, 0, sizeof p);
+    p.product = s;
+    const cublasOperation_t of_a = s.a_transposed ? CUBLAS_OP_T : CUBLAS_OP_N, of_b = s.b_transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
+    const cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_BIAS;
+    const int a_columns = s.a_transposed ? s.M : s.K, b_columns = s.b_transposed ? s.K : s.N;
+    CUBLAS_CHECK(cublasLtMatmulDescCreate(&p.operation, CUBLAS_COMPUTE_32F, CUDA_R_32F));
+    CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(p.operation, CUBLASLT_MATMUL_DESC_TRANSA, &of_b, sizeof of_b));
+    CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(p.operation, CUBLASLT_MATMUL_DESC_TRANSB, &of_a, sizeof of_a));
+    if (s.has_bias)
+        CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(p.operation, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue));
+    CUBLAS_CHECK(cublasLtMatrixLayoutCreate(&p.a, CUDA_R_16BF, a_columns, s.a_transposed ? s.K : s.M, a_columns));
+    CUBLAS_CHECK(cublasLtMatrixLayoutCreate(&p.b, CUDA_R_16BF, b_columns, s.b_transposed ? s.N : s.K, b_columns));
+    CUBLAS_CHECK(cublasLtMatrixLayoutCreate(&p.out, s.fp32 ? CUDA_R_32F : CUDA_R_16BF, s.N, s.M, s.N));
+    return p;
+}
+
+// What cuBLASLt's heuristics propose, the most promising first; partial sums are fp32 in any case. Returns how many, at least one.
+static int plan_propose(const Plan *p, cublasLtMatmulHeuristicResult_t (&found)[CANDIDATES]) {
+    const Product *s = &p->product;
     const size_t workspace = WORKSPACE;
-    const bool compares = p->product.fp32 || product_bytes(p->product) >= 1 << 21;
-    int count = 0, best = -1;
+    const uint32_t schemes = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+    cublasLtMatmulPreference_t preference;
+    int count = 0;
     CUBLAS_CHECK(cublasLtMatmulPreferenceCreate(&preference));
     CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace, sizeof workspace));
-    CUBLAS_CHECK(cublasLtMatmulAlgoGetHeuristic(products.handle, p->operation, p->b, p->a, p->out, p->out, preference, CANDIDATES, found,
-                                                &count));
+    CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &schemes, sizeof schemes));
+    if (cublasLtMatmulAlgoGetHeuristic(products.handle, p->operation, p->b, p->a, p->out, p->out, preference, CANDIDATES, found, &count) !=
+            CUBLAS_STATUS_SUCCESS || !count)
+        die("cuBLASLt has no algorithm for a product of (%d, %d) and (%d, %d)", s->M, s->K, s->K, s->N);
     CUBLAS_CHECK(cublasLtMatmulPreferenceDestroy(preference));
+    return count;
+}
 
-    unsigned long long checksums[CANDIDATES];
+// Takes the fastest proposal, which is measured, since the first is often a tenth slower than the best. To keep runs the same to the bit
+// although times never are, only those take part that give the same bits as the first: all do that add up along K in one go, and of
+// those that split K the ones that split it alike. Where `out` is small and rounded, equal bits may be an accident; where it is added
+// to, it must not be written over: there the first is taken.
+static cublasLtMatmulAlgo_t plan_choose(const Plan *p, void *out, const bf16 *a, const bf16 *b, const bf16 *bias, const bf16 *residual,
+                                        bool add) {
+    enum { ROUNDS = 3, REPEATS = 4 };
+    cublasLtMatmulHeuristicResult_t found[CANDIDATES];
+    const int count = plan_propose(p, found);
+    const size_t bytes = (size_t)p->product.M * p->product.N * (p->product.fp32 ? sizeof(float) : sizeof(bf16));
+    if (add || count == 1 || (!p->product.fp32 && bytes < 1 << 21)) return found[0].algo;
+
+    bool same[CANDIDATES];
     float times[CANDIDATES];
-    for (int i = 0; i < count && (compares || best < 0); i++) {
+    unsigned long long first = 0;
+    for (int i = 0; i < count; i++) {
+        const bool works = plan_run(p, &found[i].algo, out, a, b, bias, residual, false) == CUBLAS_STATUS_SUCCESS;
+        const unsigned long long checksum = checksum_of(out, bytes);
+        if (i == 0) first = checksum;
+        same[i] = works && checksum == first;
         times[i] = INFINITY;
-        checksums[i] = 0;
-        if (plan_run(p, &found[i].algo, out, a, b, bias, residual, false) != CUBLAS_STATUS_SUCCESS) continue;
-        if (best < 0) best = i;
-        CUDA_CHECK(cudaMemsetAsync(products.checksum, 0, sizeof *products.checksum, gpu.stream));
-        LAUNCH(checksum_kernel, 1024, 256, 0, gpu.stream, products.checksum, (const uint4 *)out, product_bytes(p->product) / sizeof(uint4));
-        CUDA_CHECK(cudaMemcpyAsync(&checksums[i], products.checksum, sizeof *checksums, cudaMemcpyDeviceToHost, gpu.stream));
-        CUDA_CHECK(cudaStreamSynchronize(gpu.stream));
     }
-    if (best < 0)
-        die("cuBLASLt has no algorithm for a product of (%d, %d) and (%d, %d)", p->product.M, p->product.K, p->product.K, p->product.N);
-    if (!compares) return found[best].algo;
-    const unsigned long long expected = checksums[best];
     cudaEvent_t start, stop;
     CUDA_CHECK(cudaEventCreate(&start));
     CUDA_CHECK(cudaEventCreate(&stop));
+    int best = 0;
     for (int round = 0; round < ROUNDS; round++)
         for (int i = 0; i < count; i++) {
-            if (checksums[i] != expected) continue;
+            if (!same[i]) continue;
             float ms;
             CUDA_CHECK(cudaEventRecord(start, gpu.stream));
             for (int repeat = 0; repeat < REPEATS; repeat++)
@@ -236,35 +269,15 @@ static cublasLtMatmulAlgo_t plan_measure(const Plan *p, void *out, const bf16 *a
             CUDA_CHECK(cudaEventSynchronize(stop));
             CUDA_CHECK(cudaEventElapsedTime(&ms, start, stop));
             if (ms < times[i]) times[i] = ms;
+            if (times[i] < times[best]) best = i;
         }
-    for (int i = 0; i < count; i++)
-        if (times[i] < times[best]) best = i;
     CUDA_CHECK(cudaEventDestroy(start));
     CUDA_CHECK(cudaEventDestroy(stop));
     return found[best].algo;
 }
 
-// cuBLASLt's matrices are column by column, so that our (M, N) is its (N, M): it is asked for outᵀ = bᵀ aᵀ.
-static Plan plan_make(Product s) {
-    Plan p;
-    memset(&p, 0, sizeof p);
-    p.product = s;
-    cublasOperation_t of_a = s.a_transposed ? CUBLAS_OP_T : CUBLAS_OP_N, of_b = s.b_transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
-    cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_BIAS;
-    cudaDataType_t type = s.fp32 ? CUDA_R_32F : CUDA_R_16BF;
-    CUBLAS_CHECK(cublasLtMatmulDescCreate(&p.operation, CUBLAS_COMPUTE_32F, CUDA_R_32F));
-    CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(p.operation, CUBLASLT_MATMUL_DESC_TRANSA, &of_b, sizeof of_b));
-    CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(p.operation, CUBLASLT_MATMUL_DESC_TRANSB, &of_a, sizeof of_a));
-    if (s.has_bias)
-        CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(p.operation, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue));
-    const int a_columns = s.a_transposed ? s.M : s.K, b_columns = s.b_transposed ? s.K : s.N;
-    CUBLAS_CHECK(cublasLtMatrixLayoutCreate(&p.a, CUDA_R_16BF, a_columns, s.a_transposed ? s.K : s.M, a_columns));
-    CUBLAS_CHECK(cublasLtMatrixLayoutCreate(&p.b, CUDA_R_16BF, b_columns, s.b_transposed ? s.N : s.K, b_columns));
-    CUBLAS_CHECK(cublasLtMatrixLayoutCreate(&p.out, type, s.N, s.M, s.N));
-    return p;
-}
-
 static void matmul_run(Product s, void *out, const bf16 *a, const bf16 *b, const bf16 *bias, const bf16 *residual, bool add) {
+    if (!products.handle) matmul_start();
     Plan *p = products.plans;
     while (p < products.plans + products.count && memcmp(&p->product, &s, sizeof s)) p++;
     if (p == products.plans + products.count) {
@@ -272,17 +285,12 @@ static void matmul_run(Product s, void *out, const bf16 *a, const bf16 *b, const
         if (!products.plans) die("out of memory: the plans of matrix products");
         p = products.plans + products.count++;
         *p = plan_make(s);
-        void *elsewhere = NULL;  // measuring writes over `out`, which must not be lost where it is added to
-        if (add) CUDA_CHECK(cudaMalloc(&elsewhere, product_bytes(s)));
-        p->algorithm = plan_measure(p, add ? elsewhere : out, a, b, bias, residual);
-        CUDA_CHECK(cudaFree(elsewhere));
+        p->algorithm = plan_choose(p, out, a, b, bias, residual, add);
     }
     CUBLAS_CHECK(plan_run(p, &p->algorithm, out, a, b, bias, residual, add));
 }
 
 #else  // the CPU, for tests
-
-static void matmul_start(void) {}
 
 static void matmul_run(Product s, void *out, const bf16 *a, const bf16 *b, const bf16 *bias, const bf16 *residual, bool add) {
 #pragma omp parallel for
@@ -300,27 +308,22 @@ static void matmul_run(Product s, void *out, const bf16 *a, const bf16 *b, const
 
 #endif
 
+// out (M, N) = a b + bias (N) + residual (M, N), rounded once, to bf16. a is (M, K), or (K, M) if a_transposed; b is (K, N), or (N, K)
+// if b_transposed. bias and residual may be NULL.
 static void matmul(bf16 *out, const bf16 *a, bool a_transposed, const bf16 *b, bool b_transposed, int M, int N, int K,
                    const bf16 *bias = NULL, const bf16 *residual = NULL) {
-    Product s;
-    memset(&s, 0, sizeof s);  // with its padding: plans are found by memcmp
-    s.M = M, s.N = N, s.K = K, s.a_transposed = a_transposed, s.b_transposed = b_transposed;
-    s.has_bias = bias, s.has_residual = residual;
-    matmul_run(s, out, a, b, bias, residual, false);
+    matmul_run({M, N, K, a_transposed, b_transposed, false, bias != NULL, residual != NULL}, out, a, b, bias, residual, false);
 }
 
-// dweight (M, N) (+)= aᵀ b: a (K, M), b (K, N).
+// dweight (M, N), in fp32, (+)= aᵀ b. a (K, M), b (K, N).
 static void matmul_gradient(float *dweight, const bf16 *a, const bf16 *b, int M, int N, int K, bool add) {
-    Product s;
-    memset(&s, 0, sizeof s);
-    s.M = M, s.N = N, s.K = K, s.a_transposed = true, s.fp32 = true;
-    matmul_run(s, dweight, a, b, NULL, NULL, add);
+    matmul_run({M, N, K, true, false, true, false, false}, dweight, a, b, NULL, NULL, add);
 }
 
 // ---------------------------------------------------------------------------
 // 3 Layers: each forward is followed by its backward. Attention's are in attention.cuh
 
-// out (N, C) = wte[token] + wpe[position]. tokens (B, T), wte (V, C), wpe (T, C).
+// out (N, C), of `count` elements, = wte[token] + wpe[position]. tokens (B, T), wte (V, C), wpe (at least T, C).
 static __global__ void embedding_forward_kernel(bf16 *out, const int *tokens, const bf16 *wte, const bf16 *wpe, int T, int C,
                                                 size_t count) {
     const size_t i = (blockIdx.x * (size_t)blockDim.x + threadIdx.x) * 8, n = i / C, c = i % C;
@@ -344,17 +347,16 @@ static void embedding_forward(bf16 *out, const int *tokens, const bf16 *wte, con
 enum { EMBEDDING_WARPS = 8 };
 static __global__ void embedding_backward_wte_kernel(float *dwte, const bf16 *dout, const int *tokens, const int *order,
                                                      const int *begins, int C) {
-    __shared__ float sums[EMBEDDING_WARPS][256];
+    __shared__ __align__(16) float sums[EMBEDDING_WARPS][256];
     const int begin = begins[blockIdx.x], end = begins[blockIdx.x + 1];
     const int warp = threadIdx.x / 32, c = blockIdx.y * 256 + threadIdx.x % 32 * 8;
     float sum[8] = {};
-    if (c < C)
-        for (int i = begin + warp; i < end; i += EMBEDDING_WARPS) {
-            float x[8];
-            load8(x, dout + (size_t)order[i] * C + c);
+    for (int i = begin + warp; i < end && c < C; i += EMBEDDING_WARPS) {
+        float x[8];
+        load8(x, dout + (size_t)order[i] * C + c);
 #pragma unroll
-            for (int k = 0; k < 8; k++) sum[k] += x[k];
-        }
+        for (int k = 0; k < 8; k++) sum[k] += x[k];
+    }
     store8(&sums[warp][threadIdx.x % 32 * 8], sum);
     __syncthreads();
     const int column = blockIdx.y * 256 + threadIdx.x;
@@ -364,7 +366,7 @@ static __global__ void embedding_backward_wte_kernel(float *dwte, const bf16 *do
     dwte[(size_t)tokens[order[begin]] * C + column] += total;
 }
 
-// dwpe (longest, C) (+)= the sum of dout (B, T, C) over B.
+// dwpe (max_T, C), of `count` elements, (+)= the sum of dout (B, T, C) over B; positions from T on have none.
 static __global__ void embedding_backward_wpe_kernel(float *dwpe, const bf16 *dout, int B, int T, int C, size_t count, bool add) {
     const size_t i = (blockIdx.x * (size_t)blockDim.x + threadIdx.x) * 8;
     if (i >= count) return;
@@ -380,26 +382,25 @@ static __global__ void embedding_backward_wpe_kernel(float *dwpe, const bf16 *do
 }
 
 static void embedding_backward(float *dwte, float *dwpe, const bf16 *dout, const int *tokens, const int *order, const int *begins,
-                               int different, int B, int T, int C, int longest, bool add) {
-    LAUNCH(embedding_backward_wte_kernel, dim3((unsigned)different, blocks_for(C, 256)), 32 * EMBEDDING_WARPS, 0, gpu.stream, dwte, dout,
+                               int distinct, int B, int T, int C, int max_T, bool add) {
+    LAUNCH(embedding_backward_wte_kernel, dim3((unsigned)distinct, blocks_for(C, 256)), 32 * EMBEDDING_WARPS, 0, gpu.stream, dwte, dout,
            tokens, order, begins, C);
-    const size_t count = (size_t)longest * C;
+    const size_t count = (size_t)max_T * C;
     LAUNCH(embedding_backward_wpe_kernel, blocks_for(count, 8 * 256), 256, 0, gpu.stream, dwpe, dout, B, T, C, count, add);
 }
 
-// Sums over all N rows, for gradients of biases and the like, are made in two steps. First each of so many thread blocks adds up its
-// share of the rows, a thread in eight columns, and leaves its sums in partials (blocks, columns). Then this adds up the partials, 32
-// columns a block. Column c goes, (+)=, to to[c / width][c % width], or nowhere if that is NULL. At most so many blocks share the rows as
-// an H200 has running at once, whatever the GPU, so that the bits do not depend on it.
+// Sums over all N rows, for gradients of biases and the like, are made in two steps. First each of many thread blocks adds up its share
+// of the rows, a thread in eight columns, and leaves its sums in partials (blocks, columns). Then sum_partials adds those up, 32 columns
+// a block: column c goes, (+)=, to to[c / width][c % width], or nowhere if that is NULL. The numbers of blocks, at most these, were the
+// fastest on an H200; they are the same on all GPUs, so that the bits are, too.
 enum { SUM_BLOCKS = 512, SUM_THREADS = 128, LAYERNORM_BLOCKS = 640 };
 struct Destinations { float *to[3]; };
 static __global__ void sum_partials_kernel(Destinations d, const float *partials, unsigned blocks, int columns, int width, bool add) {
     __shared__ float sums[32][33];
     const int c = blockIdx.x * 32 + threadIdx.x;
     float sum = 0;
-    if (c < columns)
 #pragma unroll 8
-        for (unsigned block = threadIdx.y; block < blocks; block += 32) sum += partials[(size_t)block * columns + c];
+    for (unsigned block = threadIdx.y; block < blocks && c < columns; block += 32) sum += partials[(size_t)block * columns + c];
     sums[threadIdx.y][threadIdx.x] = sum;
     __syncthreads();
     if (threadIdx.y > 0 || c >= columns || !d.to[c / width]) return;
@@ -412,31 +413,31 @@ static void sum_partials(Destinations d, const float *partials, unsigned blocks,
     LAUNCH(sum_partials_kernel, blocks_for(columns, 32), dim3(32, 32), 0, gpu.stream, d, partials, blocks, columns, width, add);
 }
 
-// Layer norm: a block has ROWS rows of x at a time; each is spread over C / 8 threads, eight columns a thread. Threads beyond C, which
+// Layer norm: a block has LAYERNORM_ROWS rows of x at a time; each is spread over C / 8 threads, eight columns a thread. Threads beyond C, which
 // fill the last warp, have zeros.
-enum { ROWS = 4, MAX_C = 4096 };
+enum { LAYERNORM_ROWS = 4, MAX_C = 4096 };
 static int row_threads(int C) { return (int)round_up(C / 8, 32); }
 
 // out (N, C) = (x - mean) * rstd * weight + bias for each row of x; rstd = 1 / sqrt(variance + 1e-5). mean, rstd (N). Bytes: x read and
 // out written once, 4 N C. (Rows wait packed in registers, since more of them mean more reads under way.)
 static __global__ __launch_bounds__(MAX_C / 8, 2) void layernorm_forward_kernel(
     bf16 *out, float *mean, float *rstd, const bf16 *x, const bf16 *weight, const bf16 *bias, int N, int C) {
-    __shared__ float shared[2][MAX_WARPS][ROWS];
-    const int c = threadIdx.x * 8, first = blockIdx.x * ROWS;
+    __shared__ float shared[2][MAX_WARPS][LAYERNORM_ROWS];
+    const int c = threadIdx.x * 8, first = blockIdx.x * LAYERNORM_ROWS;
     const uint4 zeros = {};
-    uint4 row[ROWS];
-    float v[8], m[ROWS] = {}, squares[ROWS] = {};
+    uint4 row[LAYERNORM_ROWS];
+    float v[8], m[LAYERNORM_ROWS] = {}, squares[LAYERNORM_ROWS] = {};
 #pragma unroll
-    for (int r = 0; r < ROWS; r++) row[r] = c < C && first + r < N ? *(const uint4 *)(x + (size_t)(first + r) * C + c) : zeros;
+    for (int r = 0; r < LAYERNORM_ROWS; r++) row[r] = c < C && first + r < N ? *(const uint4 *)(x + (size_t)(first + r) * C + c) : zeros;
 #pragma unroll
-    for (int r = 0; r < ROWS; r++) {
+    for (int r = 0; r < LAYERNORM_ROWS; r++) {
         unpack8(v, row[r]);
 #pragma unroll
         for (int k = 0; k < 8; k++) m[r] += v[k];
     }
     block_sum(m, shared[0]);
 #pragma unroll
-    for (int r = 0; r < ROWS; r++) {
+    for (int r = 0; r < LAYERNORM_ROWS; r++) {
         m[r] /= (float)C;
         unpack8(v, row[r]);
 #pragma unroll
@@ -448,7 +449,7 @@ static __global__ __launch_bounds__(MAX_C / 8, 2) void layernorm_forward_kernel(
     load8(w, weight + c);
     load8(b, bias + c);
 #pragma unroll
-    for (int r = 0; r < ROWS; r++) {
+    for (int r = 0; r < LAYERNORM_ROWS; r++) {
         if (first + r >= N) return;
         const float s = rsqrtf(squares[r] / (float)C + 1e-5f);
         unpack8(v, row[r]);
@@ -460,7 +461,7 @@ static __global__ __launch_bounds__(MAX_C / 8, 2) void layernorm_forward_kernel(
 }
 
 static void layernorm_forward(bf16 *out, float *mean, float *rstd, const bf16 *x, const bf16 *weight, const bf16 *bias, int N, int C) {
-    LAUNCH(layernorm_forward_kernel, blocks_for(N, ROWS), row_threads(C), 0, gpu.stream, out, mean, rstd, x, weight, bias, N, C);
+    LAUNCH(layernorm_forward_kernel, blocks_for(N, LAYERNORM_ROWS), row_threads(C), 0, gpu.stream, out, mean, rstd, x, weight, bias, N, C);
 }
 
 // dx (N, C) (+)= rstd (g - mean(g) - xhat mean(g xhat)) with xhat = (x - mean) rstd and g = dout weight. partials (blocks, 3, C):
@@ -469,17 +470,17 @@ static void layernorm_forward(bf16 *out, float *mean, float *rstd, const bf16 *x
 static __global__ __launch_bounds__(MAX_C / 8) void layernorm_backward_kernel(
     bf16 *dx, bool add_dx, float *partials, const bf16 *dout, const bf16 *x, const bf16 *weight, const float *mean, const float *rstd,
     int N, int C) {
-    __shared__ float shared[2][MAX_WARPS][2 * ROWS];
+    __shared__ float shared[2][MAX_WARPS][2 * LAYERNORM_ROWS];
     const int c = threadIdx.x * 8;
     const uint4 zeros = {};
     float w[8] = {}, dweight[8] = {}, dbias[8] = {}, dx_sum[8] = {};
     if (c < C) load8(w, weight + c);
     int turn = 0;
-    for (int first = blockIdx.x * ROWS; first < N; first += gridDim.x * ROWS, turn ^= 1) {
-        uint4 x_row[ROWS], d_row[ROWS], dx_row[ROWS];
-        float m[ROWS], s[ROWS], sums[2 * ROWS] = {}, xhat[8], d[8], out[8];
+    for (int first = blockIdx.x * LAYERNORM_ROWS; first < N; first += gridDim.x * LAYERNORM_ROWS, turn ^= 1) {
+        uint4 x_row[LAYERNORM_ROWS], d_row[LAYERNORM_ROWS], dx_row[LAYERNORM_ROWS];
+        float m[LAYERNORM_ROWS], s[LAYERNORM_ROWS], sums[2 * LAYERNORM_ROWS] = {}, xhat[8], d[8], out[8];
 #pragma unroll
-        for (int r = 0; r < ROWS; r++) {
+        for (int r = 0; r < LAYERNORM_ROWS; r++) {
             const bool inside = first + r < N;
             const size_t at = (size_t)(first + r) * C + c;
             x_row[r] = c < C && inside ? *(const uint4 *)(x + at) : zeros;
@@ -489,7 +490,7 @@ static __global__ __launch_bounds__(MAX_C / 8) void layernorm_backward_kernel(
             s[r] = inside ? rstd[first + r] : 0;
         }
 #pragma unroll
-        for (int r = 0; r < ROWS; r++) {
+        for (int r = 0; r < LAYERNORM_ROWS; r++) {
             unpack8(xhat, x_row[r]);
             unpack8(d, d_row[r]);
 #pragma unroll
@@ -498,13 +499,13 @@ static __global__ __launch_bounds__(MAX_C / 8) void layernorm_backward_kernel(
                 dweight[k] += d[k] * xhat[k];
                 dbias[k] += d[k];
                 sums[r] += d[k] * w[k];
-                sums[ROWS + r] += d[k] * w[k] * xhat[k];
+                sums[LAYERNORM_ROWS + r] += d[k] * w[k] * xhat[k];
             }
         }
         block_sum(sums, shared[turn]);
 #pragma unroll
-        for (int r = 0; r < ROWS; r++) {
-            const float mean_g = sums[r] / (float)C, mean_g_xhat = sums[ROWS + r] / (float)C;
+        for (int r = 0; r < LAYERNORM_ROWS; r++) {
+            const float mean_g = sums[r] / (float)C, mean_g_xhat = sums[LAYERNORM_ROWS + r] / (float)C;
             unpack8(xhat, x_row[r]);
             unpack8(d, d_row[r]);
             unpack8(out, dx_row[r]);
@@ -523,9 +524,10 @@ static __global__ __launch_bounds__(MAX_C / 8) void layernorm_backward_kernel(
     store8(to + 2 * C, dx_sum);
 }
 
+// As above, and dweight, dbias and dbias_before (C) (+)=. dbias_before, which may be NULL, is of the linear layer that added to x last.
 static void layernorm_backward(bf16 *dx, bool add_dx, float *dweight, float *dbias, float *dbias_before, const bf16 *dout, const bf16 *x,
                                const bf16 *weight, const float *mean, const float *rstd, float *partials, int N, int C, bool add) {
-    const unsigned blocks = least(LAYERNORM_BLOCKS, blocks_for(N, ROWS));
+    const unsigned blocks = (unsigned)least(LAYERNORM_BLOCKS, blocks_for(N, LAYERNORM_ROWS));
     LAUNCH(layernorm_backward_kernel, blocks, row_threads(C), 0, gpu.stream, dx, add_dx, partials, dout, x, weight, mean, rstd, N, C);
     sum_partials({{dweight, dbias, dbias_before}}, partials, blocks, 3 * C, C, add);
 }
@@ -550,9 +552,9 @@ static void gelu_forward(bf16 *out, const bf16 *x, size_t count) {
     LAUNCH(gelu_forward_kernel, blocks_for(count, 8 * 256), 256, 0, gpu.stream, out, x, count);
 }
 
-// dx = dout * gelu'(x), dx in place of dout; gelu(x) once more into `again`, if that is not NULL; partials (blocks, W) of the sum of
-// dx over rows. All are (N, W). Bytes: 6 N W, or 8 N W with `again`.
-static __global__ void gelu_backward_kernel(bf16 *dx, const bf16 *x, bf16 *again, float *partials, int N, int W) {
+// dx = dout * gelu'(x), dx in place of dout; gelu(x) once more into `gelu`, if that is not NULL; partials (blocks, W) of the sum of dx
+// over rows. All are (N, W). Bytes: 6 N W, or 8 N W with `gelu`.
+static __global__ void gelu_backward_kernel(bf16 *dx, const bf16 *x, bf16 *gelu, float *partials, int N, int W) {
     const int c = (blockIdx.y * SUM_THREADS + threadIdx.x) * 8;
     if (c >= W) return;
     float sum[8] = {};
@@ -570,14 +572,15 @@ static __global__ void gelu_backward_kernel(bf16 *dx, const bf16 *x, bf16 *again
             sum[k] += d[k];
         }
         store8(dx + at, d);
-        if (again) store8(again + at, v);
+        if (gelu) store8(gelu + at, v);
     }
     store8(partials + (size_t)blockIdx.x * W + c, sum);
 }
 
-static void gelu_backward(bf16 *dx, const bf16 *x, bf16 *again, float *dbias, float *partials, int N, int W, bool add) {
-    const dim3 grid(least(SUM_BLOCKS, N), blocks_for(W, 8 * SUM_THREADS));
-    LAUNCH(gelu_backward_kernel, grid, SUM_THREADS, 0, gpu.stream, dx, x, again, partials, N, W);
+// As above, and dbias (W) (+)=, of the linear layer that made x.
+static void gelu_backward(bf16 *dx, const bf16 *x, bf16 *gelu, float *dbias, float *partials, int N, int W, bool add) {
+    const dim3 grid((unsigned)least(SUM_BLOCKS, N), blocks_for(W, 8 * SUM_THREADS));
+    LAUNCH(gelu_backward_kernel, grid, SUM_THREADS, 0, gpu.stream, dx, x, gelu, partials, N, W);
     sum_partials({{dbias}}, partials, grid.x, W, W, add);
 }
 
@@ -597,7 +600,7 @@ static __global__ void bias_backward_kernel(float *partials, const bf16 *dout, i
 }
 
 static void bias_backward(float *dbias, const bf16 *dout, float *partials, int N, int W, bool add) {
-    const dim3 grid(least(SUM_BLOCKS, N), blocks_for(W, 8 * SUM_THREADS));
+    const dim3 grid((unsigned)least(SUM_BLOCKS, N), blocks_for(W, 8 * SUM_THREADS));
     LAUNCH(bias_backward_kernel, grid, SUM_THREADS, 0, gpu.stream, partials, dout, N, W);
     sum_partials({{dbias}}, partials, grid.x, W, W, add);
 }
@@ -678,16 +681,16 @@ struct LayerActivations {  // what one block's backward needs of its forward
     bf16 *att;             // (N, C)
     float *lse;            // (B, NH, T)
     bf16 *res_att;         // (N, C): the residual stream after attention
-    bf16 *ln2;
-    float *mean2, *rstd2;
+    bf16 *ln2;             // (N, C)
+    float *mean2, *rstd2;  // (N)
     bf16 *fc, *gelu;       // (N, 4C)
     bf16 *res_mlp;         // (N, C): and after the MLP, the block's output
 };
 
-struct DeviceBatch {  // on the GPU; all of N
-    int *inputs, *targets;   // (B, T)
-    int *order;              // all places 0 .. N - 1, sorted by their input
-    int *begins;             // (N + 1): where in `order` the next input begins, and at last N
+struct DeviceBatch {  // on the GPU
+    int *inputs, *targets;  // (B, T)
+    int *order;             // (N): all positions 0 .. N - 1, sorted by their input
+    int *begins;            // (N + 1): where in `order` each distinct input begins, and then N; the rest is not set
 };
 
 struct Update {  // what an update depends on and reports: made on the GPU, and read by the host one step late
@@ -706,8 +709,8 @@ struct Model {
     bool training, master;
     int recompute;              // 1: GELU is computed again in the backward; 2: and layer norms
     GptTensor *tensors;         // as in files
-    size_t *places;             // of each tensor in the arrays on the GPU: first those with weight decay, then those without
-    size_t parameters, count, decayed;  // number in files; on the GPU, where wte has Vp rows; and of these with weight decay
+    size_t *offsets;            // of each tensor in the arrays on the GPU: first those with weight decay, then those without
+    size_t parameters, count, decayed;  // number in files; on the GPU, with what fills up wte and gaps; of these, with weight decay
     unsigned char *block;       // the one allocation for all that is on the GPU
     size_t memory[MEMORY_GROUPS];  // bytes
 
@@ -729,7 +732,7 @@ struct Model {
     float *partials;            // (SUM_BLOCKS, 4C) or (LAYERNORM_BLOCKS, 3, C)
     double *norms;              // (NORM_BLOCKS)
     Update *update;
-    DeviceBatch batches[2];     // one is computed while the other is copied
+    DeviceBatch batches[2];     // one is computed while the other is copied; without training, one
     bf16 *host_row;             // (Vp), logits of one position, on the host
     float *host_logits;         // (V)
 };
@@ -747,6 +750,7 @@ template <typename T> static void arena_take(Arena *arena, T **to, size_t count)
 }
 static void arena_batch(Arena *arena, DeviceBatch *batch, size_t N) {  // in one piece, so that it is copied at once
     arena_take(arena, &batch->inputs, 4 * N + 1);
+    if (!arena->base) return;
     batch->targets = batch->inputs + N, batch->order = batch->targets + N, batch->begins = batch->order + N;
 }
 
@@ -754,6 +758,8 @@ static void arena_batch(Arena *arena, DeviceBatch *batch, size_t N) {  // in one
 static size_t model_layout(Model *m, unsigned char *base) {
     Arena arena = {base, 0};
     const size_t N = (size_t)m->B * m->config.seq, C = m->config.channels, NH = m->config.heads, L = m->config.layers;
+    const size_t rows = HEAD_LOGITS / m->Vp / 128 * 128;
+    m->head_rows = (int)least(rows > 128 ? rows : 128, N);
     size_t before = 0;
     auto group = [&](MemoryGroup g) { m->memory[g] = arena.used - before, before = arena.used; };
     arena_take(&arena, &m->weights, m->count);
@@ -765,21 +771,19 @@ static size_t model_layout(Model *m, unsigned char *base) {
     group(MOMENTS);
 
     arena_take(&arena, &m->embedded, N * C);
+    auto own_or_shared = [&](bool own, bf16 **to, bf16 *shared, size_t count) { own ? arena_take(&arena, to, count) : (void)(*to = shared); };
     for (size_t l = 0; l < L; l++) {
         LayerActivations *a = &m->acts[l], *shared = &m->acts[0];  // what is not kept for the backward all layers share
         if (!m->training && l > 0) { *a = *shared; continue; }
-        if (l > 0 && m->recompute >= 2) a->ln1 = a->ln2 = shared->ln1;
-        else arena_take(&arena, &a->ln1, N * C);
+        own_or_shared(l == 0 || m->recompute < 2, &a->ln1, shared->ln1, N * C);
         arena_take(&arena, &a->mean1, N), arena_take(&arena, &a->rstd1, N);
         arena_take(&arena, &a->qkv, N * 3 * C);
         arena_take(&arena, &a->att, N * C), arena_take(&arena, &a->lse, N * NH);
         arena_take(&arena, &a->res_att, N * C);
-        if (m->recompute >= 2) a->ln2 = shared->ln1;
-        else arena_take(&arena, &a->ln2, N * C);
+        own_or_shared(m->recompute < 2, &a->ln2, shared->ln1, N * C);
         arena_take(&arena, &a->mean2, N), arena_take(&arena, &a->rstd2, N);
         arena_take(&arena, &a->fc, N * 4 * C);
-        if (l > 0 && m->recompute >= 1) a->gelu = shared->gelu;
-        else arena_take(&arena, &a->gelu, N * 4 * C);
+        own_or_shared(l == 0 || m->recompute < 1, &a->gelu, shared->gelu, N * 4 * C);
         arena_take(&arena, &a->res_mlp, N * C);
     }
     arena_take(&arena, &m->lnf, N * C), arena_take(&arena, &m->meanf, N), arena_take(&arena, &m->rstdf, N);
@@ -787,8 +791,9 @@ static size_t model_layout(Model *m, unsigned char *base) {
 
     arena_take(&arena, &m->losses, N);
     arena_take(&arena, &m->logits, (size_t)m->head_rows * m->Vp);
-    arena_batch(&arena, &m->batches[0], N), arena_batch(&arena, &m->batches[1], N);
+    arena_batch(&arena, &m->batches[0], N);
     if (m->training) {
+        arena_batch(&arena, &m->batches[1], N);
         arena_take(&arena, &m->dx, N * C), arena_take(&arena, &m->dc, N * C), arena_take(&arena, &m->d4c, N * 4 * C);
         arena_take(&arena, (unsigned char **)&m->attention_space, attention_workspace_bytes(m->B, m->config.seq, m->config.heads));
         arena_take(&arena, &m->partials, SUM_BLOCKS * 4 * C);  // which is more than LAYERNORM_BLOCKS * 3 * C
@@ -807,17 +812,15 @@ static size_t model_plan(Model *m, GptConfig config, int B, bool training, int r
     m->B = B, m->training = training, m->recompute = recompute, m->master = master;
     m->tensors = gpt_tensors(config, &m->parameters);
     const int tensors = gpt_tensor_count(config);
-    m->places = (size_t *)allocate(tensors, sizeof *m->places, "the tensor table");
+    m->offsets = (size_t *)allocate(tensors, sizeof *m->offsets, "the tensor table");
     for (int decay = 1; decay >= 0; decay--) {
         for (int i = 0; i < tensors; i++) {
             if (m->tensors[i].decay != decay) continue;
-            m->places[i] = m->count;
-            m->count += i == 0 ? (size_t)m->Vp * config.channels : m->tensors[i].size;
+            m->offsets[i] = m->count;
+            m->count += round_up(i == 0 ? (size_t)m->Vp * config.channels : m->tensors[i].size, 128);  // cuBLASLt expects 256 bytes
         }
         if (decay) m->decayed = m->count;
     }
-    const size_t N = (size_t)B * config.seq, rows = HEAD_LOGITS / m->Vp / 128 * 128;
-    m->head_rows = (int)(rows > N ? N : rows > 128 ? rows : 128);
     m->acts = (LayerActivations *)allocate(config.layers, sizeof *m->acts, "pointers to the activations");
     return model_layout(m, NULL);
 }
@@ -827,7 +830,7 @@ static void model_free(Model *m) {
     free(m->weight.layers);
     free(m->grad.layers);
     free(m->acts);
-    free(m->places);
+    free(m->offsets);
     free(m->tensors);
     free(m->host_row);
     free(m->host_logits);
@@ -844,40 +847,49 @@ static void model_describe_memory(const Model *m, char *text, size_t size) {
                                                  i + 1 < MEMORY_GROUPS ? "," : "");
 }
 
-// Is there room for the planned model? If not, false after fail(), with the largest batch that there is room for.
+// The largest batch, up to m->B, with which the planned model needs at most so many bytes; 0 if there is none.
+static int largest_batch(const Model *m, int recompute, size_t bytes) {
+    Model other = *m;
+    other.recompute = recompute;
+    int fits = 0, too_large = m->B + 1;
+    while (too_large - fits > 1) {
+        other.B = fits + (too_large - fits) / 2;
+        *(model_layout(&other, NULL) <= bytes ? &fits : &too_large) = other.B;
+    }
+    return fits;
+}
+
+// Is there room for the planned model? If not, false after fail(), which says what there is room for.
 static bool model_fits(const Model *m, size_t bytes) {
-    const size_t margin = (size_t)256 << 20;  // for the code of cuBLASLt's kernels, which is loaded when first used, and their measuring
+    const size_t margin = (size_t)256 << 20;  // for the code of cuBLASLt's kernels, which is loaded when first used, and its workspace
     size_t left, all;
     CUDA_CHECK(cudaMemGetInfo(&left, &all));
     if (bytes + margin <= left) return true;
-    Model smaller;
-    int fits = m->B;
-    for (size_t needed = bytes; fits > 0 && needed + margin > left;) {
-        if (--fits == 0) break;
-        needed = model_plan(&smaller, m->config, fits, m->training, m->recompute, m->master);
-        model_free(&smaller);
-    }
-    char advice[128] = "not even --batch 1 would fit; a smaller --seq or model would";
+    const size_t room = left > margin ? left - margin : 0;
+    const int fits = largest_batch(m, m->recompute, room), fits_with_2 = largest_batch(m, 2, room);
+    char advice[160] = "not even --batch 1 would fit; a smaller model or --seq would need less";
     if (fits) snprintf(advice, sizeof advice, "--batch %d would fit", fits);
-    if (m->training && m->recompute < 2) strcat(advice, "; --recompute 2 needs less");
+    if (m->training && fits_with_2 > fits)
+        snprintf(advice + strlen(advice), sizeof advice - strlen(advice), ", and with --recompute 2 --batch %d", fits_with_2);
     return fail("the model needs %.1f MiB of GPU memory and %.1f MiB are free, %.1f MiB too few; %s", (double)(bytes + margin) / MIB,
-                (double)left / MIB, (double)(bytes + margin - left) / MIB, advice);
+                (double)left / MIB, (double)(bytes + margin - left) / MIB, m->training ? advice : "nvidia-smi says what uses it");
 }
 
 template <typename T> static Parameters<T> parameters_of(const Model *m, T *array) {
     Parameters<T> p;
     const int last = gpt_tensor_count(m->config) - 2;
-    p.wte = array + m->places[0], p.wpe = array + m->places[1];
+    p.wte = array + m->offsets[0], p.wpe = array + m->offsets[1];
     p.layers = (Layer<T> *)allocate(m->config.layers, sizeof(Layer<T>), "pointers to the layers");
     static_assert(sizeof(Layer<T>) == TENSORS_PER_LAYER * sizeof(T *), "Layer has a pointer for each tensor of the table");
     T **pointer = (T **)p.layers;
-    for (int i = 0; i < m->config.layers * TENSORS_PER_LAYER; i++) pointer[i] = array + m->places[2 + i];
-    p.lnf_w = array + m->places[last], p.lnf_b = array + m->places[last + 1];
+    for (int i = 0; i < m->config.layers * TENSORS_PER_LAYER; i++) pointer[i] = array + m->offsets[2 + i];
+    p.lnf_w = array + m->offsets[last], p.lnf_b = array + m->offsets[last + 1];
     return p;
 }
 
 static void model_allocate(Model *m) {
-    CUDA_CHECK(cudaMalloc(&m->block, model_layout(m, NULL)));
+    const size_t bytes = model_layout(m, NULL);
+    if (cudaMalloc(&m->block, bytes) != cudaSuccess) die("the GPU has no %.1f MiB of memory in one piece for the model", (double)bytes / MIB);
     model_layout(m, m->block);
     m->weight = parameters_of(m, m->weights);
     if (m->training) m->grad = parameters_of(m, m->grads);
@@ -887,15 +899,15 @@ static void model_allocate(Model *m) {
 
 // Copies one of the arrays on the GPU from or to one of files, tensor by tensor.
 static void copy_to_gpu(const Model *m, float *to, const float *from) {
-    CUDA_CHECK(cudaMemsetAsync(to, 0, m->count * sizeof(float), gpu.stream));  // the rows of wte from V on
+    CUDA_CHECK(cudaMemsetAsync(to, 0, m->count * sizeof(float), gpu.stream));  // what is no tensor's stays zero
     for (int i = 0; i < gpt_tensor_count(m->config); i++)
-        CUDA_CHECK(cudaMemcpyAsync(to + m->places[i], from + m->tensors[i].offset, m->tensors[i].size * sizeof(float),
+        CUDA_CHECK(cudaMemcpyAsync(to + m->offsets[i], from + m->tensors[i].offset, m->tensors[i].size * sizeof(float),
                                    cudaMemcpyHostToDevice, gpu.stream));
     CUDA_CHECK(cudaStreamSynchronize(gpu.stream));
 }
 static void copy_from_gpu(const Model *m, float *to, const float *from) {
     for (int i = 0; i < gpt_tensor_count(m->config); i++)
-        CUDA_CHECK(cudaMemcpyAsync(to + m->tensors[i].offset, from + m->places[i], m->tensors[i].size * sizeof(float),
+        CUDA_CHECK(cudaMemcpyAsync(to + m->tensors[i].offset, from + m->offsets[i], m->tensors[i].size * sizeof(float),
                                    cudaMemcpyDeviceToHost, gpu.stream));
     CUDA_CHECK(cudaStreamSynchronize(gpu.stream));
 }
@@ -906,12 +918,13 @@ static void model_upload(Model *m, ModelState state, long long updates) {
     for (int i = 0; i < gpt_tensor_count(m->config); i++) {
         const float *from = state.weights + m->tensors[i].offset;
 #pragma omp parallel for
-        for (size_t j = 0; j < m->tensors[i].size; j++) rounded[m->places[i] + j] = __float2bfloat16(from[j]);
+        for (size_t j = 0; j < m->tensors[i].size; j++) rounded[m->offsets[i] + j] = __float2bfloat16(from[j]);
     }
     CUDA_CHECK(cudaMemcpyAsync(m->weights, rounded, m->count * sizeof *rounded, cudaMemcpyHostToDevice, gpu.stream));
     CUDA_CHECK(cudaStreamSynchronize(gpu.stream));
     free(rounded);
     if (!m->training) return;
+    CUDA_CHECK(cudaMemsetAsync(m->grads, 0, m->count * sizeof(float), gpu.stream));  // again, for what is no tensor's
     if (m->master) copy_to_gpu(m, m->master_weights, state.weights);
     if (state.m) copy_to_gpu(m, m->m, state.m), copy_to_gpu(m, m->v, state.v);
     else {
@@ -924,22 +937,29 @@ static void model_upload(Model *m, ModelState state, long long updates) {
     CUDA_CHECK(cudaStreamSynchronize(gpu.stream));
 }
 
-// The weights and moments as they are now, in new arrays that state_free frees.
+// The weights and moments as they are now, in new arrays that state_free frees. All are NULL after fail().
 static ModelState model_download(const Model *m) {
-    ModelState state;
-    state.weights = (float *)allocate(m->parameters, sizeof(float), "weights to save");
-    state.m = (float *)allocate(m->parameters, sizeof(float), "moments to save");
-    state.v = (float *)allocate(m->parameters, sizeof(float), "moments to save");
+    float *arrays[3];  // not by allocate(), as a run goes on where there is no memory for a checkpoint
+    for (int i = 0; i < 3; i++) arrays[i] = (float *)malloc(m->parameters * sizeof(float));
+    ModelState state = {arrays[0], arrays[1], arrays[2]};
+    bf16 *rounded = m->master ? NULL : (bf16 *)malloc(m->count * sizeof *rounded);
+    if (!state.weights || !state.m || !state.v || (!m->master && !rounded)) {
+        fail("no %.1f MiB of memory for the weights and moments to save", 3.0 * (double)(m->parameters * sizeof(float)) / MIB);
+        for (int i = 0; i < 3; i++) free(arrays[i]);
+        free(rounded);
+        return {NULL, NULL, NULL};
+    }
     copy_from_gpu(m, state.m, m->m);
     copy_from_gpu(m, state.v, m->v);
     if (m->master) copy_from_gpu(m, state.weights, m->master_weights);
     else {
-        bf16 *rounded = (bf16 *)allocate(m->count, sizeof *rounded, "weights in bf16");
         CUDA_CHECK(cudaMemcpyAsync(rounded, m->weights, m->count * sizeof *rounded, cudaMemcpyDeviceToHost, gpu.stream));
         CUDA_CHECK(cudaStreamSynchronize(gpu.stream));
-        for (int i = 0; i < gpt_tensor_count(m->config); i++)
-            for (size_t j = 0; j < m->tensors[i].size; j++)
-                state.weights[m->tensors[i].offset + j] = __bfloat162float(rounded[m->places[i] + j]);
+        for (int i = 0; i < gpt_tensor_count(m->config); i++) {
+            float *to = state.weights + m->tensors[i].offset;
+#pragma omp parallel for
+            for (size_t j = 0; j < m->tensors[i].size; j++) to[j] = __bfloat162float(rounded[m->offsets[i] + j]);
+        }
         free(rounded);
     }
     return state;
@@ -987,8 +1007,8 @@ static void model_loss(Model *m, const int *targets, int N, float dscale, bool a
     }
 }
 
-// All other gradients, (+)=, after model_forward and model_loss of the same batch, whose `different` tokens are sorted in `order`.
-static void model_backward(Model *m, const DeviceBatch *batch, int different, int B, int T, bool add) {
+// All other gradients, (+)=, after model_forward and model_loss of the same batch, which has so many distinct tokens.
+static void model_backward(Model *m, const DeviceBatch *batch, int distinct, int B, int T, bool add) {
     const int C = m->config.channels, NH = m->config.heads, HS = C / NH, N = B * T, L = m->config.layers;
     bf16 *dx = m->dx, *dc = m->dc, *d4c = m->d4c;
     // A layer norm's backward completes dx, whose sum over rows is the gradient of the bias that was added to x last.
@@ -1018,7 +1038,7 @@ static void model_backward(Model *m, const DeviceBatch *batch, int different, in
         matmul_gradient(g->qkv_w, a->ln1, d4c, C, 3 * C, N, add);
         layernorm_backward(dx, true, g->ln1_w, g->ln1_b, dbias_before, dc, x, w->ln1_w, a->mean1, a->rstd1, m->partials, N, C, add);
     }
-    embedding_backward(m->grad.wte, m->grad.wpe, dx, batch->inputs, batch->order, batch->begins, different, B, T, C, m->config.seq, add);
+    embedding_backward(m->grad.wte, m->grad.wpe, dx, batch->inputs, batch->order, batch->begins, distinct, B, T, C, m->config.seq, add);
 }
 
 // ---------------------------------------------------------------------------
@@ -1112,7 +1132,7 @@ static __global__ void adamw_kernel(bf16 *weights, float *master, float *m, floa
 
 // Update number `step` of the run, from 0, with the gradients and losses of all its batches. Its results come with m->update.
 static void model_update(Model *m, const Options *o, double rate, int64_t step, int N, int accumulation) {
-    const unsigned norm_blocks = least(NORM_BLOCKS, blocks_for(m->count, 8 * NORM_THREADS));
+    const unsigned norm_blocks = (unsigned)least(NORM_BLOCKS, blocks_for(m->count, 8 * NORM_THREADS));
     LAUNCH(norm_kernel, norm_blocks, NORM_THREADS, 0, gpu.stream, m->norms, m->grads, m->count);
     LAUNCH(update_prepare_kernel, 1, UPDATE_THREADS, 0, gpu.stream, m->update, m->norms, norm_blocks, m->losses, N,
            (double)N * accumulation, o->grad_clip, rate, o->beta1, o->beta2);
@@ -1137,7 +1157,8 @@ static const float *next_logits(void *model, const int *tokens, int count) {
     CUDA_CHECK(cudaMemsetAsync(on_gpu, 0, (size_t)length * sizeof(int), gpu.stream));
     CUDA_CHECK(cudaMemcpyAsync(on_gpu, tokens, (size_t)count * sizeof(int), cudaMemcpyHostToDevice, gpu.stream));
     model_forward(m, on_gpu, 1, length);
-    matmul(m->logits, m->lnf + (size_t)(count - 1) * C, false, m->weight.wte, true, 1, m->Vp, C);
+    CUDA_CHECK(cudaMemcpyAsync(m->embedded, m->lnf + (size_t)(count - 1) * C, C * sizeof(bf16), cudaMemcpyDeviceToDevice, gpu.stream));
+    matmul(m->logits, m->embedded, false, m->weight.wte, true, 1, m->Vp, C);  // from there, as cuBLASLt expects multiples of 256 bytes
     CUDA_CHECK(cudaMemcpyAsync(m->host_row, m->logits, (size_t)m->Vp * sizeof(bf16), cudaMemcpyDeviceToHost, gpu.stream));
     CUDA_CHECK(cudaStreamSynchronize(gpu.stream));
     for (int v = 0; v < m->config.vocab; v++) m->host_logits[v] = __bfloat162float(m->host_row[v]);
@@ -1151,7 +1172,7 @@ static const float *next_logits(void *model, const int *tokens, int count) {
 struct Feed {
     int *window;             // (T + 1)
     int *host[2];            // as the batches on the GPU, in memory that it copies from by itself
-    int *places;             // (V + 1), for sorting
+    int *next;               // (V), for sorting
     int turn;
     cudaEvent_t copied[2];   // to the GPU: host[] may be written again
     cudaEvent_t used[2];     // by the GPU: batches[] may be written again
@@ -1161,7 +1182,7 @@ static void feed_open(Feed *feed, const Model *m) {
     const size_t N = (size_t)m->B * m->config.seq;
     memset(feed, 0, sizeof *feed);
     feed->window = (int *)allocate((size_t)m->config.seq + 1, sizeof(int), "a window");
-    feed->places = (int *)allocate((size_t)m->config.vocab + 1, sizeof(int), "tokens to sort");
+    feed->next = (int *)allocate((size_t)m->config.vocab, sizeof(int), "tokens to sort");
     for (int i = 0; i < 2; i++) {
         CUDA_CHECK(cudaMallocHost(&feed->host[i], (4 * N + 1) * sizeof(int)));
         CUDA_CHECK(cudaEventCreateWithFlags(&feed->copied[i], cudaEventDisableTiming));
@@ -1176,35 +1197,36 @@ static void feed_close(Feed *feed) {
         CUDA_CHECK(cudaEventDestroy(feed->used[i]));
     }
     free(feed->window);
-    free(feed->places);
+    free(feed->next);
 }
 
-// Sorts the places of N tokens by token, by counting: order (N), begins (N + 1). Returns how many different tokens there are.
-static int sort_places(int *order, int *begins, int *next, const int *tokens, int N, int V) {
-    int different = 0, place = 0;
-    memset(next, 0, (size_t)(V + 1) * sizeof(int));
+// Sorts the positions of N tokens by token, by counting: order (N), begins (N + 1). `next` (V) is for the count, and then for where the
+// next position of a token goes. Returns how many distinct tokens there are.
+static int sort_positions(int *order, int *begins, int *next, const int *tokens, int N, int V) {
+    int distinct = 0, place = 0;
+    memset(next, 0, (size_t)V * sizeof(int));
     for (int n = 0; n < N; n++) next[tokens[n]]++;
     for (int v = 0; v < V; v++) {
         const int count = next[v];
-        if (count) begins[different++] = place;
+        if (count) begins[distinct++] = place;
         next[v] = place;
         place += count;
     }
-    begins[different] = N;
+    begins[distinct] = N;
     for (int n = 0; n < N; n++) order[next[tokens[n]]++] = n;
-    return different;
+    return distinct;
 }
 
 // Reads B windows (see batch_read) and sends them to m->batches[turn], which is returned; computing waits for them. When what uses the
 // batch has been launched, feed_used has to be called. NULL after fail().
-static DeviceBatch *feed_next(Feed *feed, Model *m, const Run *run, bool training, uint64_t first, size_t windows, int B, int *different) {
+static DeviceBatch *feed_next(Feed *feed, Model *m, const Run *run, bool training, uint64_t first, size_t windows, int B, int *distinct) {
     const size_t N = (size_t)m->B * m->config.seq;
     const int turn = feed->turn ^= 1;
     int *host = feed->host[turn];
     CUDA_CHECK(cudaEventSynchronize(feed->copied[turn]));
     Batch batch = {feed->window, host, host + N};
     if (!batch_read(&batch, run, training, first, windows, B)) return NULL;
-    *different = training ? sort_places(host + 2 * N, host + 3 * N, feed->places, host, B * m->config.seq, m->config.vocab) : 0;
+    *distinct = training ? sort_positions(host + 2 * N, host + 3 * N, feed->next, host, B * m->config.seq, m->config.vocab) : 0;
     CUDA_CHECK(cudaStreamWaitEvent(gpu.copies, feed->used[turn], 0));
     const size_t count = training ? 4 * N + 1 : 2 * N;
     CUDA_CHECK(cudaMemcpyAsync(m->batches[turn].inputs, host, count * sizeof(int), cudaMemcpyHostToDevice, gpu.copies));
@@ -1221,8 +1243,8 @@ static bool validate(Model *m, const Run *run, Feed *feed, double *loss) {
     const size_t windows = run_validation_windows(run, m->B), N = (size_t)m->B * T;
     CUDA_CHECK(cudaMemsetAsync(m->losses, 0, N * sizeof(double), gpu.stream));
     for (size_t first = 0; first < windows && !stop_requested; first += (size_t)m->B) {
-        int B = windows - first < (size_t)m->B ? (int)(windows - first) : m->B, different;
-        DeviceBatch *batch = feed_next(feed, m, run, false, first, windows, B, &different);
+        int B = windows - first < (size_t)m->B ? (int)(windows - first) : m->B, distinct;
+        DeviceBatch *batch = feed_next(feed, m, run, false, first, windows, B, &distinct);
         if (!batch) return false;
         model_forward(m, batch->inputs, B, T);
         model_loss(m, batch->targets, B * T, 0, false);
@@ -1241,13 +1263,13 @@ static bool validate(Model *m, const Run *run, Feed *feed, double *loss) {
 // Launches forward and backward of one of the batches of a step, whose gradients are added if `add`. False after fail().
 static bool batch_launch(Model *m, const Run *run, Feed *feed, uint64_t first_sample, bool add) {
     const int T = m->config.seq, N = m->B * T;
-    int different;
-    DeviceBatch *batch = feed_next(feed, m, run, true, first_sample, 0, m->B, &different);
+    int distinct;
+    DeviceBatch *batch = feed_next(feed, m, run, true, first_sample, 0, m->B, &distinct);
     if (!batch) return false;
     if (!add) CUDA_CHECK(cudaMemsetAsync(m->losses, 0, (size_t)N * sizeof(double), gpu.stream));
     model_forward(m, batch->inputs, m->B, T);
     model_loss(m, batch->targets, N, 1.0f / ((float)N * (float)run->accumulation), add);
-    model_backward(m, batch, different, m->B, T, add);
+    model_backward(m, batch, distinct, m->B, T, add);
     feed_used(feed);
     return true;
 }
@@ -1309,7 +1331,7 @@ static int train(Model *m, Run *run) {
         const uint64_t samples = progress->samples + (uint64_t)waiting * run->accumulation * m->B;
         for (int i = 0; ok && i < run->accumulation && skips < SKIPS_TO_STOP; i++) {
             ok = batch_launch(m, run, &feed, samples + (uint64_t)i * m->B, i > 0);
-            if (i == 0 && waiting) collect();
+            if (i == 0 && waiting) collect();  // which may be one skip too many: then the step that has begun is left there
         }
         if (!ok || skips == SKIPS_TO_STOP) break;
         update_launch(m, run, &report, step);
@@ -1323,7 +1345,8 @@ static int train(Model *m, Run *run) {
         if (validates) {
             double loss;
             ok = validate(m, run, &feed, &loss);
-            if (ok && !stop_requested) log_validation(&log, done, loss);  // a signal cuts it short
+            if (!ok) break;
+            if (!stop_requested) log_validation(&log, done, loss);  // a signal cuts it short
         }
         if (samples_text) {
             log_break(&log);
@@ -1331,17 +1354,17 @@ static int train(Model *m, Run *run) {
         }
         if (saves) {
             ModelState state = model_download(m);
-            if (checkpoint_save(o->out, m->config, o, *progress, state)) saved = done;
+            if (state.weights && checkpoint_save(o->out, m->config, o, *progress, state)) saved = done;
             else warn("%s; training goes on", error_text);
             state_free(state);
         }
-        if (!ok || skips == SKIPS_TO_STOP) break;
+        if (skips == SKIPS_TO_STOP) break;
         start = seconds_now();
     }
     if (waiting) collect();
     log_break(&log);
     ModelState state = {NULL, NULL, NULL};
-    if (progress->step > saved) state = model_download(m);
+    if (progress->step > saved && !(state = model_download(m)).weights) die_of_failure();
     const int status = run_end(run, state, ok, skips == SKIPS_TO_STOP, progress->step > saved);
     state_free(state);
     fclose(log.jsonl);
@@ -1354,14 +1377,11 @@ static int train(Model *m, Run *run) {
 // Sends the weights that the run starts from, and moments if it resumes, to the GPU. False after fail().
 static bool model_start(Model *m, const Run *run) {
     ModelState state = {(float *)allocate(m->parameters, sizeof(float), "the weights"), NULL, NULL};
-    bool ok = true;
-    if (!*run->start_from) gpt_init(run->config, state.weights, (uint64_t)run->options.seed);
-    else ok = checkpoint_load_weights(run->start_from, run->config, state.weights);
-    if (ok && run->resumes && run->trains) {
+    if (run->resumes && run->trains) {
         state.m = (float *)allocate(m->parameters, sizeof(float), "moments");
         state.v = (float *)allocate(m->parameters, sizeof(float), "moments");
-        ok = checkpoint_load_optimizer(run->start_from, run->config, state.m, state.v);
     }
+    const bool ok = run_load(run, state);
     if (ok) model_upload(m, state, run->progress.step - run->progress.skipped);
     state_free(state);
     return ok;
@@ -1373,9 +1393,12 @@ int main(int argc, char **argv) {
     Model model;
     char arithmetic[512], memory[512];
     int status = 0;
-    if (!run_setup(&run, argc, argv) || !gpu_start(arithmetic, sizeof arithmetic)) die_of_failure();
+    if (!run_setup(&run, argc, argv)) die_of_failure();
     const Options *o = &run.options;
-    if (!attention_supports(run.config.channels / run.config.heads)) die_of_failure();
+    const bool has_gpu = gpu_start(arithmetic, sizeof arithmetic);
+    if (!has_gpu && !o->dry_run) die_of_failure();
+    if (!has_gpu) snprintf(arithmetic, sizeof arithmetic, "in bf16 on a GPU; not on this machine: %.400s", error_text);
+    if (has_gpu && !attention_supports(run.config.channels / run.config.heads)) die_of_failure();
     if (run.config.channels > MAX_C)
         die("--channels %d is too wide for the GPU's kernels, which take up to %d; ./train_gpt2 trains on the CPU", run.config.channels,
             MAX_C);
@@ -1383,11 +1406,8 @@ int main(int argc, char **argv) {
     const size_t bytes = model_plan(&model, run.config, training ? (int)o->batch : 1, training, (int)o->recompute, o->master_weights);
     model_describe_memory(&model, memory, sizeof memory);
     if (training) run_print(&run, memory, arithmetic);
-    if (!model_fits(&model, bytes)) die_of_failure();
-    if (o->dry_run) {
-        model_free(&model);
-        return 0;
-    }
+    if (has_gpu && !model_fits(&model, bytes)) die_of_failure();
+    if (o->dry_run) return 0;
     model_allocate(&model);
     if (!model_start(&model, &run) || (run.trains && !run_claim_output(&run))) die_of_failure();
     catch_signals();

@@ -39,7 +39,8 @@ def ours(size, shard, folder, options):
             first = time.time() - start
         if line.startswith(f"step {updates}/"):  # saving what random tokens taught is of no use
             process.kill()
-    process.wait()
+    if process.wait() > 0:
+        sys.exit(f"{' '.join(command)} failed, see above")
     with open(os.path.join(folder, "log.jsonl")) as log:
         speeds = [json.loads(line)["tokens_per_second"] for line in log]
     return statistics.median(speeds[WARM_UP:]), first, memory

@@ -1,4 +1,5 @@
-// What a trainer does before the first step: options, data, the model's shape, where to start from, what it will take.
+// What trainers do alike around their steps: options, data, the model's shape and where to start from, what it will take; reading
+// batches, writing text, ending.
 #ifndef GPT_RUN_H
 #define GPT_RUN_H
 
@@ -286,8 +287,15 @@ static inline void run_print(const Run *run, const char *memory, const char *ari
     fflush(stdout);
 }
 
+// Fills `state` with what the run starts from: weights and, where it goes on training, moments. False after fail().
+static inline bool run_load(const Run *run, ModelState state) {
+    if (!*run->start_from) gpt_init(run->config, state.weights, (uint64_t)run->options.seed);
+    else if (!checkpoint_load_weights(run->start_from, run->config, state.weights)) return false;
+    return !(run->resumes && run->trains) || checkpoint_load_optimizer(run->start_from, run->config, state.m, state.v);
+}
+
 // ---------------------------------------------------------------------------
-// Batches, and the end of a run
+// Batches, text, and the end of a run
 
 // B windows of T + 1 tokens, split into inputs (B, T) and, one position further, targets (B, T); `window` has room for one.
 typedef struct { int *window, *inputs, *targets; } Batch;
@@ -308,7 +316,8 @@ static inline bool batch_read(Batch *batch, const Run *run, bool training, uint6
 
 // How many windows a validation reads that computes B at once.
 static inline size_t run_validation_windows(const Run *run, int B) {
-    size_t windows = (run->val.end - run->val.begin - 1) / (size_t)run->config.seq, wanted = (size_t)(run->options.val_steps * B);
+    size_t windows = (run->val.end - run->val.begin - 1) / (size_t)run->config.seq;
+    size_t wanted = (size_t)(run->options.val_steps * B);
     return wanted > 0 && windows > wanted ? wanted : windows;
 }
 

@@ -130,7 +130,7 @@ go "$program" --data text.txt --model d12 --seq 128 --batch 4 --dry-run --out no
 end
 
 begin 'what does not fit says by how much, and what would'
-refused 'needs [0-9.]+ MiB of GPU memory and [0-9.]+ MiB are free, [0-9.]+ MiB too few; --batch [0-9]+ would fit; --recompute 2 needs less' \
+refused 'needs [0-9.]+ MiB of GPU memory and [0-9.]+ MiB are free, [0-9.]+ MiB too few; --batch [0-9]+ would fit, and with --recompute 2 --batch [0-9]+$' \
     --data text.txt --model d12 --vocab 257 --seq 128 --batch 200000 --dry-run
 refused 'not even --batch 1 would fit' --data text.txt --layers 1024 --heads 32 --channels 4096 --seq 128 --dry-run
 end

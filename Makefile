@@ -43,7 +43,7 @@ VARIANT := build/$(notdir $(lastword $(filter-out -%,$(CC))))$(if $(filter 0,$(B
 CUDA_FLAGS = -x c++ -std=gnu++17 $(filter-out -std=gnu11,$(FLAGS)) -Wno-unknown-pragmas -I.
 # The C++ library, and with clang the part of its sanitizers that C++ needs.
 CUDA_LIBS = -lstdc++ -lm -pthread $(if $(SANITIZE),$(call takes,-fsanitize-link-c++-runtime))
-CUDA_HEADERS := $(HEADERS) gpt/cuda.cuh gpt/tile.cuh dev/cuda_on_cpu.h
+CUDA_HEADERS := $(HEADERS) gpt/cuda.cuh gpt/tile.cuh gpt/hopper.cuh dev/cuda_on_cpu.h dev/hopper_on_cpu.h
 # The variants register in the order in which they are linked: from the naive one on, and last what the trainer has.
 ATTENTION := $(sort $(filter-out trainer,$(notdir $(basename $(wildcard dev/attention/*.cu))))) trainer
 ifneq ($(filter train_gpt2cu attention build/nvcc%,$(MAKECMDGOALS))$(DEMO_ON_GPU),)
@@ -70,7 +70,7 @@ help:
 	@echo 'make bench        speed beside its targets, and memory'
 	@echo 'make asan         the tests again, with address and undefined-behaviour sanitizers only'
 	@echo 'make clean        remove what was built; data, runs and checkpoints stay'
-	@echo 'Settings go behind: make train_gpt2 CC=clang, BLAS=0 (built-in matrix products), ARCH=x86-64-v3'
+	@echo 'Settings go behind: make train_gpt2 CC=clang, BLAS=0 (built-in matrix products), ARCH=x86-64-v3; make train_gpt2cu GPU=8.6'
 
 # What was built with other flags is built again.
 $(VARIANT)/flags: always
@@ -94,8 +94,10 @@ $(VARIANT)/%.o: dev/attention/%.cu $(ATTENTION_HEADERS) $(VARIANT)/flags
 	$(CC) $(CUDA_FLAGS) -c $< -o $@
 $(VARIANT)/attention-cpu: $(ATTENTION:%=$(VARIANT)/%.o)
 	$(CC) $(FLAGS) $^ -o $@ $(CUDA_LIBS)
-$(VARIANT)/test_cuda_on_cpu: dev/test_cuda_on_cpu.cu $(CUDA_HEADERS) tests/frame.h $(VARIANT)/flags
+$(VARIANT)/test_cuda_on_cpu $(VARIANT)/test_hopper: $(VARIANT)/%: dev/%.cu $(CUDA_HEADERS) dev/planted.h tests/frame.h $(VARIANT)/flags
 	$(CC) $(CUDA_FLAGS) $< -o $@ $(CUDA_LIBS)
+build/nvcc/test_hopper: dev/test_hopper.cu $(CUDA_HEADERS) tests/frame.h build/nvcc/flags
+	$(NVCC) $(NVCC_FLAGS) $< -o $@
 $(VARIANT)/exercises $(VARIANT)/exercises-solved: dev/attention/exercises/test_exercises.cu $(wildcard dev/attention/exercises/*.h) \
     dev/attention/v2.cu $(ATTENTION_HEADERS) tests/frame.h $(VARIANT)/flags
 	@$(CC) $(CUDA_FLAGS) $(if $(filter %-solved,$@),-DSOLUTIONS) $< -o $@ $(CUDA_LIBS)

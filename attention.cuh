@@ -68,13 +68,14 @@ static inline unsigned attention_grid(int B, size_t T, int NH, int rows) {
     return (unsigned)blocks;
 }
 
-// True if attention of this head size can be computed on the current device. If not, false after fail("what is supported").
+// True if attention of this head size can be computed, on the current device if there is one. If not, false after fail("what is
+// supported").
 static inline bool attention_supports(int HS) {
     const int bytes = HS == 32 ? AttentionTiles<32>::BYTES : HS == 64 ? AttentionTiles<64>::BYTES :
                       HS == 128 ? AttentionTiles<128>::BYTES : 0;
     int device, limit;
     if (bytes == 0) return fail("head size %d is not supported; 32, 64 and 128 are (it is the channels divided by the heads)", HS);
-    CUDA_CHECK(cudaGetDevice(&device));
+    if (cudaGetDevice(&device) != cudaSuccess) return true;
     CUDA_CHECK(cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
     if (bytes > limit)
         return fail("attention with head size %d needs %d KiB of shared memory a block, and this GPU has %d; a smaller head size "

@@ -1,5 +1,5 @@
-// Numerical test of train_gpt2.cu: its kernels against slow and obvious loops in double, and the whole of it against train_gpt2.c in
-// fp32 and against PyTorch's results in tests/tiny_gpt2_32.safetensors. Run from the folder of this file:
+// Numerical test of train_gpt2.cu: its kernels against slow and obvious loops in double, and the whole of it against train_gpt2.c
+// in fp32 and against PyTorch's results in tests/tiny_gpt2_32.safetensors. Run from the folder of this file:
 //
 //   make test-gpu                                      on a GPU
 //   make build/cc/test_gpt2cu && build/cc/test_gpt2cu  on the CPU, by way of dev/cuda_on_cpu.h
@@ -8,9 +8,10 @@
 //   TEST_VERBOSE=1 build/cc/test_gpt2cu                with times, and each test's largest error as a part of its tolerance
 //   TEST_SMALL=1 build/nvcc/test_gpt2cu                without the large shapes, as for compute-sanitizer and on the CPU
 //
-// Tolerances. Weights and inputs are bf16 numbers, so both sides have the same. One rounding to bf16, of 8 significant bits, errs by
-// U = 2^-8 of the result at most, and by 0.43 U in the root mean square. A kernel rounds once, at its end: U of the result, and besides
-// some U32 = 2^-24 of the size of what it added up in fp32. For the model, where roundings follow on each other: see tolerance().
+// Tolerances. Weights and inputs are bf16 numbers, so both sides have the same. One rounding to bf16, of 8 significant bits, errs
+// by U = 2^-8 of the result at most, and by 0.43 U in the root mean square. A kernel rounds once, at its end: its result has to be
+// the rounding of a number that is exact but for some U32 = 2^-24 of the size of what it added up in fp32. For the model, where
+// roundings follow on each other: see tolerance().
 
 #define GPT2_NO_MAIN
 #include "train_gpt2.cu"
@@ -104,7 +105,8 @@ static int *draw_tokens(int count, int V) {
 }
 
 static void check_number(const char *what, size_t i, double got, double want, double allowed) {
-    if (!(fabs(got - want) <= allowed)) check_failed(__FILE__, __LINE__, what, "[%zu] is %.9g, should be %.9g within %.3g", i, got, want, allowed);
+    if (!(fabs(got - want) <= allowed))
+        check_failed(__FILE__, __LINE__, what, "[%zu] is %.9g, should be %.9g within %.3g", i, got, want, allowed);
     if (fabs(got - want) > worst * allowed) worst = fabs(got - want) / allowed;
 }
 // That `got` is the rounding to bf16 of a number within `allowed` of `want`.
@@ -124,7 +126,8 @@ static void check_rounded(const char *what, size_t i, double got, double want, d
 // Numerical Algorithms", section 3.1); twice that for tensor cores, which cut off rather than round.
 static void check_matmul(int M, int N, int K, bool a_transposed, bool b_transposed, bool fp32, bool with_bias, bool with_residual) {
     const size_t count = (size_t)M * N;
-    double *a = draw_array((size_t)M * K, 1), *b = draw_array((size_t)K * N, 1), *bias = draw_array(N, 1), *residual = draw_array(count, 3);
+    double *a = draw_array((size_t)M * K, 1), *b = draw_array((size_t)K * N, 1), *bias = draw_array(N, 1);
+    double *residual = draw_array(count, 3), *got;
     bf16 *gpu_a = to_gpu<bf16>(a, (size_t)M * K), *gpu_b = to_gpu<bf16>(b, (size_t)K * N), *out = gpu_array<bf16>(count);
     float *gradient = gpu_array<float>(count);
     if (fp32) {
@@ -134,12 +137,13 @@ static void check_matmul(int M, int N, int K, bool a_transposed, bool b_transpos
         matmul(out, gpu_a, a_transposed, gpu_b, b_transposed, M, N, K, with_bias ? to_gpu<bf16>(bias, N) : NULL,
                with_residual ? to_gpu<bf16>(residual, count) : NULL);
     }
-    double *got = fp32 ? from_gpu(gradient, count) : from_gpu(out, count);
+    got = fp32 ? from_gpu(gradient, count) : from_gpu(out, count);
     for (int i = 0; i < M; i++)
         for (int j = 0; j < N; j++) {
             double sum = 0, size = 0;
             for (int k = 0; k < K; k++) {
-                double product = a[a_transposed ? (size_t)k * M + i : (size_t)i * K + k] * b[b_transposed ? (size_t)j * K + k : (size_t)k * N + j];
+                double product = a[a_transposed ? (size_t)k * M + i : (size_t)i * K + k];
+                product *= b[b_transposed ? (size_t)j * K + k : (size_t)k * N + j];
                 sum += product, size += fabs(product);
             }
             size_t at = (size_t)i * N + j;
@@ -161,11 +165,13 @@ TEST(matmul) {
 }
 
 TEST(layernorm) {
-    static const int sizes[][2] = {{1, 32}, {5, 96}, {(LAYERNORM_BLOCKS + 7) * LAYERNORM_ROWS + 1, 32}, {7, 288}, {3, 1600}, {6, MAX_C}};  // N, C
+    static const int many = (LAYERNORM_BLOCKS + 50) * LAYERNORM_ROWS + 1;  // more rows than all blocks take at once
+    static const int sizes[][2] = {{1, 32}, {5, 96}, {many, 288}, {7, 32}, {3, 1600}, {6, MAX_C}};  // N, C
     for (int shape = 0; shape < 6; shape++) {
         int N = sizes[shape][0], C = sizes[shape][1], add = shape % 2, add_dx = shape % 3 != 0;
         size_t count = (size_t)N * C;
-        double *x = draw_array(count, 2), *w = draw_array(C, 1), *b = draw_array(C, 1), *dout = draw_array(count, 1), *dx = draw_array(count, 1);
+        double *x = draw_array(count, 2), *w = draw_array(C, 1), *b = draw_array(C, 1);
+        double *dout = draw_array(count, 1), *dx = draw_array(count, 1);
         for (size_t i = 0; i < count; i++) x[i] = rounded(x[i] + (double)(i / C % 3) * 20);  // rows far from 0, too
         bf16 *gpu_x = to_gpu<bf16>(x, count), *gpu_w = to_gpu<bf16>(w, C), *out = gpu_array<bf16>(count);
         float *mean = gpu_array<float>(N), *rstd = gpu_array<float>(N);
@@ -176,8 +182,9 @@ TEST(layernorm) {
         for (int i = 0; i < 3; i++) sums[i] = host_array<double>(C), size[i] = host_array<double>(C), to[i] = grads + i * C;
         double *m = from_gpu(mean, N), *r = from_gpu(rstd, N), *got = from_gpu(out, count);
         bf16 *gpu_dx = to_gpu<bf16>(dx, count);
-        layernorm_backward(gpu_dx, add_dx, gpu_grads, gpu_grads + C, shape == 4 ? NULL : gpu_grads + 2 * C, to_gpu<bf16>(dout, count), gpu_x,
-                           gpu_w, mean, rstd, gpu_array<float>(3 * LAYERNORM_BLOCKS * (size_t)C), N, C, add);
+        float *before = shape == 4 ? NULL : gpu_grads + 2 * C;
+        layernorm_backward(gpu_dx, add_dx, gpu_grads, gpu_grads + C, before, to_gpu<bf16>(dout, count), gpu_x, gpu_w, mean, rstd,
+                           gpu_array<float>(3 * LAYERNORM_BLOCKS * (size_t)C), N, C, add);
         double *got_dx = from_gpu(gpu_dx, count), *got_grads = from_gpu(gpu_grads, 3 * C);
         for (int n = 0; n < N; n++) {
             const size_t row = (size_t)n * C;
@@ -193,7 +200,8 @@ TEST(layernorm) {
             }
             for (int c = 0; c < C; c++) {
                 double xhat = (x[row + c] - m[n]) * r[n], d = dout[row + c], g = d * w[c], old = add_dx ? dx[row + c] : 0;
-                double want = old + r[n] * (g - g_sum - xhat * p_sum), error = r[n] * (fabs(g) + g_size + fabs(xhat) * p_size) + fabs(old);
+                double want = old + r[n] * (g - g_sum - xhat * p_sum);
+                double error = r[n] * (fabs(g) + g_size + fabs(xhat) * p_size) + fabs(old);
                 check_rounded("dx", row + c, got_dx[row + c], want, 40 * U32 * error);
                 sums[0][c] += d * xhat, sums[1][c] += d, sums[2][c] += want;
                 size[0][c] += fabs(d * xhat), size[1][c] += fabs(d), size[2][c] += error;
@@ -215,23 +223,30 @@ TEST(gelu) {
     for (int shape = 0; shape < 6; shape++) {
         int N = sizes[shape / 2][0], W = sizes[shape / 2][1], add = shape % 2;
         size_t count = (size_t)N * W;
-        double *x = draw_array(count, 3), *dout = draw_array(count, 1), *dbias = draw_array(W, 1), *sum = host_array<double>(W), *size = host_array<double>(W);
+        double *x = draw_array(count, 3), *dout = draw_array(count, 1), *dbias = draw_array(W, 1);
+        double *sum = host_array<double>(W), *size = host_array<double>(W);
         for (size_t i = 0; i < count; i += 7) x[i] = rounded(x[i] * 10);
-        bf16 *gpu_x = to_gpu<bf16>(x, count), *out = gpu_array<bf16>(count), *again = gpu_array<bf16>(count), *dx = to_gpu<bf16>(dout, count);
-        float *gpu_dbias = to_gpu<float>(dbias, W), *partials = gpu_array<float>(SUM_BLOCKS * (size_t)W), *plain = to_gpu<float>(dbias, W);
+        bf16 *gpu_x = to_gpu<bf16>(x, count), *dx = to_gpu<bf16>(dout, count);
+        bf16 *out = gpu_array<bf16>(count), *again = gpu_array<bf16>(count);
+        float *gpu_dbias = to_gpu<float>(dbias, W), *plain = to_gpu<float>(dbias, W);
+        float *partials = gpu_array<float>(SUM_BLOCKS * (size_t)W);
         gelu_forward(out, gpu_x, count);
         bias_backward(plain, dx, partials, N, W, add);
         gelu_backward(dx, gpu_x, shape == 0 ? NULL : again, gpu_dbias, partials, N, W, add);
-        double *got = from_gpu(out, count), *got_dx = from_gpu(dx, count), *got_sum = from_gpu(gpu_dbias, W), *got_plain = from_gpu(plain, W);
-        CHECK(shape == 0 || !memcmp(copied(out, count), copied(again, count), count * sizeof(bf16)), "(GELU computed again has other bits)");
+        double *got = from_gpu(out, count), *got_dx = from_gpu(dx, count);
+        double *got_sum = from_gpu(gpu_dbias, W), *got_plain = from_gpu(plain, W);
+        bool same = !memcmp(copied(out, count), copied(again, count), count * sizeof(bf16));
+        CHECK(same || shape == 0, "(GELU computed again has other bits)");
         for (int c = 0; c < W; c++) {
             double plain_sum = add ? dbias[c] : 0, plain_size = fabs(plain_sum);
             sum[c] = plain_sum, size[c] = plain_size;
             for (size_t i = c; i < count; i += W) {
                 double u = sqrt(2 / M_PI) * (x[i] + 0.044715 * x[i] * x[i] * x[i]), gate = 1 / (1 + exp(-2 * u));
-                double slope = 2 * sqrt(2 / M_PI) * (1 + 3 * 0.044715 * x[i] * x[i]), error = 8 * (1 + fabs(u)) * U32 * gate + 2e-38;
+                double slope = 2 * sqrt(2 / M_PI) * (1 + 3 * 0.044715 * x[i] * x[i]);
+                double error = 8 * (1 + fabs(u)) * U32 * gate + 2e-38;
                 check_rounded("gelu", i, got[i], x[i] * gate, fabs(x[i]) * error);
-                double d = dout[i] * (gate + x[i] * gate * (1 - gate) * slope), d_error = fabs(dout[i]) * (1 + fabs(x[i]) * slope) * error;
+                double d = dout[i] * (gate + x[i] * gate * (1 - gate) * slope);
+                double d_error = fabs(dout[i]) * (1 + fabs(x[i]) * slope) * error;
                 check_rounded("dx", i, got_dx[i], d, d_error);
                 sum[c] += d, size[c] += fabs(d) + d_error / U32, plain_sum += dout[i], plain_size += fabs(dout[i]);
             }
@@ -267,8 +282,9 @@ TEST(classifier) {
             double want = log(sum) + max - row[targets[n]], size = fabs(max) + fabs(row[targets[n]]) + 8;
             check_number("loss", n, loss[n], old[n] + 2 * want, 2 * 4 * U32 * size);
             for (int c = 0; c < Vp; c++) {
-                double p = c < V ? exp(row[c] - max) / sum : 0, d = dscale * (p - (c == targets[n])), arg = c < V ? max - row[c] : 0;
-                check_rounded("dlogits", (size_t)n * Vp + c, got[(size_t)n * Vp + c], d, dscale * (p * (arg + size) + (c == targets[n])) * 2 * U32 + 1e-37);
+                double p = c < V ? exp(row[c] - max) / sum : 0, one = c == targets[n], arg = c < V ? max - row[c] : 0;
+                check_rounded("dlogits", (size_t)n * Vp + c, got[(size_t)n * Vp + c], dscale * (p - one),
+                              dscale * (p * (arg + size) + one) * 2 * U32 + 1e-37);
             }
         }
         release();
@@ -276,17 +292,21 @@ TEST(classifier) {
 }
 
 TEST(embedding) {
-    static const struct { int B, T, C, V, longest; } shapes[] = {{1, 1, 32, 1, 1}, {3, 21, 32, 5, 24}, {2, 100, 288, 300, 100}, {5, 7, 96, 67, 9}};
+    static const struct { int B, T, C, V, longest; } shapes[] = {
+        {1, 1, 32, 1, 1}, {3, 21, 32, 5, 24}, {2, 100, 288, 300, 100}, {5, 7, 96, 67, 9}};
     for (int i = 0; i < 8; i++) {
-        int B = shapes[i / 2].B, T = shapes[i / 2].T, C = shapes[i / 2].C, V = shapes[i / 2].V, longest = shapes[i / 2].longest, add = i % 2, N = B * T;
-        double *wte = draw_array(V * C, 1), *wpe = draw_array(longest * C, 1), *dout = draw_array(N * C, 1), *dwte = draw_array(V * C, 1), *dwpe = draw_array(longest * C, 1);
+        int B = shapes[i / 2].B, T = shapes[i / 2].T, C = shapes[i / 2].C, V = shapes[i / 2].V, longest = shapes[i / 2].longest;
+        int add = i % 2, N = B * T;
+        double *wte = draw_array(V * C, 1), *wpe = draw_array(longest * C, 1), *dout = draw_array(N * C, 1);
+        double *dwte = draw_array(V * C, 1), *dwpe = draw_array(longest * C, 1);
         int *tokens = draw_tokens(N, V), *order = host_array<int>(N), *begins = host_array<int>(N + 1);
-        int *gpu_tokens = to_gpu<int>(tokens, N), different = sort_positions(order, begins, host_array<int>(V), tokens, N, V), seen = 0;
+        int *gpu_tokens = to_gpu<int>(tokens, N), seen = 0;
+        int distinct = sort_positions(order, begins, host_array<int>(V), tokens, N, V);
         bf16 *out = gpu_array<bf16>(N * C);
         float *gpu_dwte = to_gpu<float>(dwte, V * C), *gpu_dwpe = to_gpu<float>(dwpe, longest * C);
         embedding_forward(out, gpu_tokens, to_gpu<bf16>(wte, V * C), to_gpu<bf16>(wpe, longest * C), N, T, C);
-        embedding_backward(gpu_dwte, gpu_dwpe, to_gpu<bf16>(dout, N * C), gpu_tokens, to_gpu<int>(order, N), to_gpu<int>(begins, different + 1), different,
-                           B, T, C, longest, add);
+        embedding_backward(gpu_dwte, gpu_dwpe, to_gpu<bf16>(dout, N * C), gpu_tokens, to_gpu<int>(order, N),
+                           to_gpu<int>(begins, distinct + 1), distinct, B, T, C, longest, add);
         double *got = from_gpu(out, N * C), *got_wte = from_gpu(gpu_dwte, V * C), *got_wpe = from_gpu(gpu_dwpe, longest * C);
         double *size_wte = host_array<double>(V * C), *size_wpe = host_array<double>(longest * C);
         for (int j = 0; j < V * C; j++) size_wte[j] = fabs(dwte[j]);
@@ -297,13 +317,14 @@ TEST(embedding) {
                 CHECK(got[at] == rounded((double)((float)wte[t] + (float)wpe[p])));
                 dwte[t] += dout[at], size_wte[t] += fabs(dout[at]), dwpe[p] += dout[at], size_wpe[p] += fabs(dout[at]);
             }
-        for (int j = 0; j < V * C; j++) check_number("dwte", j, got_wte[j], dwte[j], (N / EMBEDDING_WARPS + 10) * U32 * size_wte[j]);
+        for (int j = 0; j < V * C; j++)
+            check_number("dwte", j, got_wte[j], dwte[j], (N / EMBEDDING_WARPS + 10) * U32 * size_wte[j]);
         for (int j = 0; j < longest * C; j++) check_number("dwpe", j, got_wpe[j], dwpe[j], (B + 1) * U32 * size_wpe[j]);
         for (int v = 0, any; v < V; v++, seen += any) {
             any = 0;
             for (int n = 0; n < N; n++) any |= tokens[n] == v;
         }
-        CHECK(different == seen, "(%d, and not %d different tokens)", different, seen);
+        CHECK(distinct == seen, "(%d, and not %d distinct tokens)", distinct, seen);
         release();
     }
 }
@@ -313,19 +334,20 @@ TEST(embedding) {
 
 struct Shape { GptConfig config; int B, T; };
 
-// How far a result of roundings in a row may be from the exact one, in relation to it. Each errs by 0.43 U of its size, and independent
-// errors add up by their squares: 0.43 U sqrt(roundings). What comes after may enlarge an error, most of all a difference of what is
-// nearly the same, as layer norms and softmax have it in their backwards, and so may the bad luck of a tensor with few elements, or of a
-// bias whose gradient is small as a sum: a factor of 3.5 is left for that. Of it all, PyTorch in double with a rounding to bf16 wherever
-// the trainer has one uses a quarter for the logits of the fixture's model and 8 with other weights; for their gradients a fifth in the
-// median tensor, and 0.4 in the worst. The trainer uses a fifth in the median, and 0.7 in the worst of 16744 tensors of small models.
+// How far a result of roundings in a row may be from the exact one, in relation to it. Each errs by 0.43 U of its size, and
+// independent errors add up by their squares: 0.43 U sqrt(roundings). What comes after may enlarge an error, most of all a
+// difference of what is nearly the same, as layer norms and softmax have it in their backwards, and so may the bad luck of a tensor
+// with few elements, or of a bias whose gradient is small as a sum: a factor of 3.5 is left for that. Of it all, PyTorch in double
+// with a rounding to bf16 wherever the trainer has one uses a quarter for the logits of the fixture's model and 8 with other
+// weights; for their gradients a fifth in the median tensor, and 0.4 in the worst. The trainer uses a fifth in the median, and 0.7
+// in the worst of 16744 tensors of small models.
 static double tolerance(int roundings) { return 1.5 * U * sqrt(roundings); }
 // On the way forward: the embedding; ln1, qkv, the softmax, att, res_att, ln2, fc, gelu, res_mlp in each block; lnf, logits.
 static double forward_tolerance(GptConfig c) { return tolerance(9 * c.layers + 3); }
 // And back: dlogits, dlnf, dx; dgelu, dfc, dln2, dx, datt, dS, dqkv, dln1, dx in each block.
 static double backward_tolerance(GptConfig c) { return tolerance(18 * c.layers + 6); }
-// The mean loss of N tokens errs as the mean of their logits' errors, which are independent: so that is smaller by sqrt(N). The logits of
-// the models here have a deviation of about 1; the target's logit and the others' mean err each by themselves: sqrt(2) times in all.
+// The mean loss of N tokens errs as the mean of their logits' errors, which are independent: so that is smaller by sqrt(N). The
+// logits of the models here have a deviation of about 1; the target's and the others' mean err each by themselves: sqrt(2) times.
 static double loss_tolerance(GptConfig c, int N) { return forward_tolerance(c) * sqrt(2.0 / N); }
 
 // Weights that are bf16 numbers, for layers whose values all have a deviation near 1, and attention that is far from even.
@@ -334,9 +356,11 @@ static float *draw_weights(GptConfig config) {
     GptTensor *tensors = gpt_tensors(config, &parameters);
     float *weights = host_array<float>(parameters);
     for (int i = 0; i < gpt_tensor_count(config); i++)
-        for (size_t j = 0; j < tensors[i].size; j++)
-            weights[tensors[i].offset + j] = (float)rounded(tensors[i].rank == 2 ? draw_normal() * 0.85 / sqrt(config.channels)
-                                                                                : draw_normal() * 0.15 + (tensors[i].init_value == 1));
+        for (size_t j = 0; j < tensors[i].size; j++) {
+            const bool matrix = tensors[i].rank == 2;
+            double weight = draw_normal() * (matrix ? 0.85 / sqrt(config.channels) : 0.15) + (tensors[i].init_value == 1);
+            weights[tensors[i].offset + j] = (float)rounded(weight);
+        }
     free(tensors);
     return weights;
 }
@@ -362,12 +386,14 @@ static void models_free(void) {
 // Forward and backward of tokens (B, T), (+)=. The sum of losses.
 static double model_run(Model *m, const int *tokens, const int *targets, int B, int T, float dscale, bool add) {
     const int N = B * T, V = m->config.vocab;
-    int *order = host_array<int>(N), *begins = host_array<int>(N + 1), different = sort_positions(order, begins, host_array<int>(V), tokens, N, V);
-    const DeviceBatch batch = {to_gpu<int>(tokens, N), to_gpu<int>(targets, N), to_gpu<int>(order, N), to_gpu<int>(begins, different + 1)};
+    int *order = host_array<int>(N), *begins = host_array<int>(N + 1);
+    int distinct = sort_positions(order, begins, host_array<int>(V), tokens, N, V);
+    const DeviceBatch batch = {to_gpu<int>(tokens, N), to_gpu<int>(targets, N), to_gpu<int>(order, N),
+                               to_gpu<int>(begins, distinct + 1)};
     CUDA_CHECK(cudaMemsetAsync(m->losses, 0, N * sizeof(double), gpu.stream));
     model_forward(m, batch.inputs, B, T);
     model_loss(m, batch.targets, N, dscale, add);
-    if (dscale != 0) model_backward(m, &batch, different, B, T, add);
+    if (dscale != 0) model_backward(m, &batch, distinct, B, T, add);
     double sum = 0, *losses = from_gpu(m->losses, N);
     for (int n = 0; n < N; n++) sum += losses[n];
     return sum;
@@ -379,8 +405,8 @@ static float *gradients(const Model *m) {
     return grads;
 }
 
-// All tensors of a model: the error's norm in relation to the tensor's, and each error in relation to its largest element. That may be
-// twice as large, as it is the worst of many.
+// All tensors of a model: the error's norm in relation to the tensor's, and each error in relation to its largest element. That may
+// be twice as large, as it is the worst of many.
 static void check_tensors(const Model *m, const float *got, const float *want, double tolerance) {
     for (int i = 0; i < gpt_tensor_count(m->config); i++) {
         const GptTensor *t = &m->tensors[i];
@@ -390,14 +416,17 @@ static void check_tensors(const Model *m, const float *got, const float *want, d
             max = fmax(max, fabs(want[j]));
         }
         check_number(t->name, 0, sqrt(errors / squares), 0, tolerance);
-        for (size_t j = t->offset; j < t->offset + t->size; j++) check_number(t->name, j - t->offset, got[j], want[j], 2 * tolerance * max);
+        for (size_t j = t->offset; j < t->offset + t->size; j++)
+            check_number(t->name, j - t->offset, got[j], want[j], 2 * tolerance * max);
     }
 }
 
 static const Shape small_shape = {{2, 1, 32, 24, 67}, 3, 21}, odd_shape = {{1, 3, 96, 103, 300}, 2, 100};
-static const Shape shapes[] = {small_shape, odd_shape, {{1, 1, 32, 1, 3}, 1, 1}, {{2, 2, 128, 8, 257}, 3, 7}, {{1, 1, 128, 130, 130}, 1, 130},
-                               {{4, 12, 768, 256, 50257}, 2, 256}, {{2, 25, 1600, 129, 1000}, 3, 129}, {{2, 8, 1024, 1024, 5000}, 1, 1000}};
-static int shape_count(void) { return large ? 8 : 5; }
+static const Shape shapes[] = {
+    small_shape, odd_shape, {{1, 1, 32, 1, 3}, 1, 1}, {{2, 2, 128, 8, 257}, 3, 7}, {{1, 1, 128, 130, 130}, 1, 130},
+    {{2, 1, 64, 5, 70}, 4, 1},
+    {{4, 12, 768, 256, 50257}, 2, 256}, {{2, 25, 1600, 129, 1000}, 3, 129}, {{2, 8, 1024, 1024, 5000}, 1, 1000}};  // the large ones
+static int shape_count(void) { return large ? 9 : 6; }
 
 // Loss, logits and all gradients against train_gpt2.c's, and the logits that next_logits gives for some of the tokens.
 TEST(model) {
@@ -428,7 +457,9 @@ TEST(model) {
         for (int j = 0; j < 4; j++) {  // the first sequence's first 1, 2, some and all tokens
             int count = j == 0 ? 1 : j == 1 ? (T > 2 ? 2 : T) : j == 2 ? draw_int(1, T) : T;
             const float *row = next_logits(only_forward, tokens, count);
-            for (int v = 0; v < V; v++) check_number("next logits", v, row[v], logits[(size_t)(count - 1) * V + v], forward_tolerance(config) * fmax(max, 3));
+            const float *wanted = logits + (size_t)(count - 1) * V;
+            for (int v = 0; v < V; v++)
+                check_number("next logits", v, row[v], wanted[v], 2 * forward_tolerance(config) * fmax(max, 3));
         }
         reference_free(r);
         models_free();
@@ -438,7 +469,7 @@ TEST(model) {
 
 // What the backward computes again has the same bits; the head's chunks of rows change only the order of sums in dwte.
 TEST(recompute_and_chunks) {
-    for (int i = 0; i < 5; i++) {
+    for (int i = 0; i < 6; i++) {
         const GptConfig config = shapes[i].config;
         const int B = shapes[i].B, T = shapes[i].T, N = B * T;
         float *weights = draw_weights(config), *grads[4];
@@ -446,9 +477,10 @@ TEST(recompute_and_chunks) {
         double losses[4];
         for (int j = 0; j < 4; j++) {
             Model *m = model_new(config, B, true, j % 3, true, weights);
-            if (j == 3) m->head_rows = draw_int((N + 5) / 6, N);
+            if (j == 3) m->head_rows = (int)least(round_up(draw_int((N + 5) / 6, N), 4), N);  // 4 rows are 256 bytes at least
             losses[j] = model_run(m, tokens, targets, B, T, 1.0f / N, false) / N, grads[j] = gradients(m);
-            if (j < 3) CHECK(losses[j] == losses[0] && !memcmp(grads[j], grads[0], m->parameters * sizeof(float)), "(recompute %d, shape %d)", j, i);
+            bool same = losses[j] == losses[0] && !memcmp(grads[j], grads[0], m->parameters * sizeof(float));
+            if (j < 3) CHECK(same, "(recompute %d, shape %d)", j, i);
             else check_tensors(m, grads[j], grads[0], on_gpu ? backward_tolerance(config) : 4 * sqrt(N) * U32);
         }
         check_number("loss", i, losses[3], losses[0], on_gpu ? loss_tolerance(config, N) : 0);
@@ -470,7 +502,7 @@ TEST(memory) {
         CHECK(model_fits(&m, bytes[i]) == (i < 3), "(%d: %s)", i, error_text);
         for (size_t group : m.memory) sum += i == 0 ? group : 0;
         model_describe_memory(&m, text, sizeof text);
-        CHECK(strstr(text, "weights") && strstr(text, "gradients") && strstr(text, "moments") && strstr(text, "activations") && strstr(text, "working"));
+        for (const char *group : memory_group_names) CHECK(strstr(text, group), "(%s)", text);
         m.block = NULL;
         model_free(&m);
     }
@@ -488,9 +520,9 @@ TEST(memory) {
 // ---------------------------------------------------------------------------
 // AdamW
 
-// One update of everything, against double. Without fp32 weights each new one is one of the two bf16 numbers beside the exact one, and
-// on the average that: of the differences, in units of the distance of the two, the sum is 0 but for 5 standard deviations, and so is
-// that of the products of neighbours', or else they are not drawn independently.
+// One update of everything, against double. Without fp32 weights each new one is one of the two bf16 numbers beside the exact one,
+// and on the average that: of the differences, in units of the distance of the two, the sum is 0 but for 5 standard deviations, and
+// so is that of the products of neighbours', or else they are not drawn independently.
 static void check_update(Model *m, const Options *o, double rate, int64_t update, int64_t step) {
     const size_t P = m->parameters;
     float *grads = host_array<float>(P), *arrays[3] = {host_array<float>(P), host_array<float>(P), host_array<float>(P)};
@@ -520,7 +552,8 @@ static void check_update(Model *m, const Options *o, double rate, int64_t update
     m->master = master;
     memcpy(bf16_weights, rounded_after.weights, P * sizeof(float));
     state_free(rounded_after);
-    double scale = o->grad_clip > 0 && norm > o->grad_clip ? o->grad_clip / norm : 1, error1 = 4 + 1 / (1 - o->beta1), error2 = 6 + 1 / (1 - o->beta2);
+    double scale = o->grad_clip > 0 && norm > o->grad_clip ? o->grad_clip / norm : 1;
+    double error1 = 4 + 1 / (1 - o->beta1), error2 = 6 + 1 / (1 - o->beta2);  // as 1 - beta is rounded: much where beta is near 1
     for (int t = 0; t < gpt_tensor_count(m->config); t++)
         for (size_t i = m->tensors[t].offset; i < m->tensors[t].offset + m->tensors[t].size; i++) {
             double g = grads[i] * scale, w = arrays[0][i], decay = m->tensors[t].rank == 2 ? o->weight_decay : 0;
@@ -529,22 +562,22 @@ static void check_update(Model *m, const Options *o, double rate, int64_t update
             double step_size = rate / (1 - pow(o->beta1, update)) / (sqrt(m2 / (1 - pow(o->beta2, update))) + o->eps);
             check_number("m", i, after.m[i], m1, m1_error);
             check_number("v", i, after.v[i], m2, m2 * error2 * U32 + 1e-44);
-            double want = w - rate * decay * w - step_size * m1, error = 4 * U32 * fabs(w) + step_size * (m1_error + fabs(m1) * (error2 + 8) * U32);
+            double want = w - rate * decay * w - step_size * m1;
+            double error = 4 * U32 * fabs(w) + step_size * (m1_error + fabs(m1) * (error2 + 8) * U32);
             if (master) {
                 check_number("weight", i, after.weights[i], want, error);
-                CHECK(bf16_weights[i] == (float)rounded(after.weights[i]), "(%.9g is rounded to %.9g)", after.weights[i], bf16_weights[i]);
+                CHECK(bf16_weights[i] == (float)rounded(after.weights[i]), "(%.9g)", after.weights[i]);
                 continue;
             }
-            uint32_t bits;
-            float towards_zero = (float)want;
-            memcpy(&bits, &towards_zero, sizeof bits);
-            bits &= 0xFFFF0000u;
-            memcpy(&towards_zero, &bits, sizeof bits);
+            // The neighbours of `want` in bf16 are `nearer_to_0` and one `distance` on. If it is one of them but for its own error,
+            // that of a neighbour may be reached, too.
             int exponent;
             frexp(want, &exponent);
-            double distance = ldexp(1, exponent - 8), fraction = (fabs(want) - fabs(towards_zero)) / distance, e = (after.weights[i] - want) / distance;
-            CHECK(fabs(e) < 1 + error / distance && (fabs(want) < 1e-30 || fraction * distance < error || (1 - fraction) * distance < error || after.weights[i] == towards_zero ||
-                  fabs(after.weights[i]) == fabs(towards_zero) + distance), "(%.9g is rounded to %.9g, which is not beside it)", want, after.weights[i]);
+            double distance = ldexp(1, exponent - 8), nearer_to_0 = floor(fabs(want) / distance) * distance;
+            double fraction = (fabs(want) - nearer_to_0) / distance, got = fabs(after.weights[i]), e = (got - fabs(want)) / distance;
+            CHECK(bf16_weights[i] == after.weights[i] && fabs(after.weights[i] - want) < distance + error, "(%.9g)", want);
+            CHECK(got == nearer_to_0 || got == nearer_to_0 + distance || fmin(fraction, 1 - fraction) * distance < error,
+                  "(%.9g becomes %.9g, which is not beside it)", want, after.weights[i]);
             double v = fraction * (1 - fraction);
             bias += e, variance += v, products += e * before, product_variance += v * before_variance;
             before = e, before_variance = v;
@@ -554,7 +587,8 @@ static void check_update(Model *m, const Options *o, double rate, int64_t update
         check_number("neighbours' roundings", 0, products, 0, 5 * sqrt(product_variance) + 1e-3 * sqrt(P));
     }
     const bf16 *padding = copied(m->weight.wte, (size_t)m->Vp * m->config.channels);
-    for (size_t i = (size_t)m->config.vocab * m->config.channels; i < (size_t)m->Vp * m->config.channels; i++) CHECK(to_double(padding[i]) == 0);
+    const size_t first = (size_t)m->config.vocab * m->config.channels, end = (size_t)m->Vp * m->config.channels;
+    for (size_t i = first; i < end; i++) CHECK(to_double(padding[i]) == 0);  // the rows of wte from V on
     state_free(after);
     release();
 }
@@ -599,7 +633,7 @@ TEST(stochastic_rounding) {
         }
         state_free(after);
     }
-    // The number of ups of a weight is binomial. Were draws shared by weights, steps or seeds, its spread over the weights would be another.
+    // The number of ups of a weight is binomial. Were draws shared by weights, steps or seeds, its spread would be another.
     double mean = 0, variance = 0, wanted = STEPS * 0.3 * 0.7;
     for (size_t i = 0; i < P; i++) mean += ups[i] / (double)P, variance += (ups[i] - 0.3 * STEPS) * (ups[i] - 0.3 * STEPS) / P;
     check_number("ups", 0, mean, 0.3 * STEPS, 5 * sqrt(wanted / P));
@@ -619,27 +653,30 @@ static double *fixture(const char *name, size_t count) {  // numbers of any type
     CHECK(t && t->bytes == count * safetensors_dtype_size(t->dtype), "(%s is missing or has another size)", name);
     double *out = host_array<double>(count), *data = host_array<double>(count);
     CHECK(safetensors_read(&file, t, data), "%s", error_text);
-    for (size_t i = 0; i < count; i++) out[i] = t->dtype[0] == 'I' ? ((int32_t *)data)[i] : t->dtype[1] == '6' ? data[i] : ((float *)data)[i];
+    for (size_t i = 0; i < count; i++)
+        out[i] = t->dtype[0] == 'I' ? ((int32_t *)data)[i] : t->dtype[1] == '6' ? data[i] : ((float *)data)[i];
     safetensors_close(&file);
     return out;
 }
 
-// Ten losses and norms of a training run on two batches in turn. An update by AdamW is nearly the rate times each gradient's sign, and an
-// error turns the signs of those that are smaller than it: with 1% of the gradients' size, as in these models, of 0.8% of them. So the
-// update errs by 2 rate there, which is 2 sqrt(0.008) = 0.18 of its length, in a direction that has nothing to do with the gradient g of
-// the next loss: that errs by 0.18 rate |g| after one update, and sqrt(updates) times as much after several. 5 standard deviations of it
-// are allowed. PyTorch with roundings had 0.0125 at most in 9 models, a quarter of that. The norm changes along with the gradient.
-static void check_losses(Model *m, const int *tokens, const int *targets, int B, int T, const Options *o, double rate, const double *losses, const double *norms) {
+// Ten losses and norms of a training run on two batches in turn. An update by AdamW is nearly the rate times each gradient's sign,
+// and an error turns the signs of those that are smaller than it. If it turns the share `turned` of them, the update errs by 2 rate
+// there, which is 2 sqrt(turned) of its length, in a direction that has nothing to do with the gradient g of the next loss: that errs
+// by 2 sqrt(turned) rate |g| after one update, and sqrt(updates) times as much after several. 5 standard deviations of it are allowed.
+// The norm changes along with the gradient.
+static void check_losses(Model *m, const int *tokens, const int *targets, int B, int T, const Options *o, double rate,
+                         const double *losses, const double *norms, double turned) {
     const int N = B * T;
     const double allowed = backward_tolerance(m->config);
     for (int step = 0; step < 10; step++) {
         double loss = model_run(m, tokens + step * N, targets + step * N, B, T, 1.0f / N, false) / N;
         model_update(m, o, rate, step, N, 1);
         Update update = *copied(m->update, 1);
-        check_number("loss", step, loss, losses[step], loss_tolerance(m->config, N) + 5 * 0.18 * rate * norms[step] * sqrt(step));
+        check_number("loss", step, loss, losses[step], loss_tolerance(m->config, N) + 5 * 2 * sqrt(turned) * rate * norms[step] * sqrt(step));
         check_number("norm", step, update.norm, norms[step], allowed * (1 + step) * norms[step]);
         check_number("reported loss", step, update.loss, loss, 1e-12 * loss);
-        if (getenv("TEST_VERBOSE")) printf("#   loss %.6f, should be %.6f; norm %.4f, should be %.4f\n", loss, losses[step], update.norm, norms[step]);
+        if (getenv("TEST_VERBOSE"))
+            printf("#   loss %.6f, should be %.6f; norm %.4f, should be %.4f\n", loss, losses[step], update.norm, norms[step]);
     }
     CHECK(losses[8] < losses[0] - 0.5 && losses[9] < losses[1] - 0.5, "(the run does not learn: it would say little)");
 }
@@ -660,16 +697,17 @@ TEST(training_as_pytorch) {
         double *inputs = fixture("train.input", N * STEPS), *outputs = fixture("train.target", N * STEPS);
         for (int i = 0; i < N * STEPS; i++) tokens[i] = (int)inputs[i], targets[i] = (int)outputs[i];
         o.grad_clip = *fixture("train.max_norm", 1);
-        check_losses(m, tokens, targets, B, T, &o, 0.01, fixture("train.losses", STEPS), fixture("train.norms", STEPS));
+        // Noise of 1 % of the gradients' size, as in this model, turns 0.8 % of their signs. PyTorch with roundings wherever the trainer
+        // has one differed by 0.0125 at most in 9 models, a quarter of what is allowed.
+        check_losses(m, tokens, targets, B, T, &o, 0.01, fixture("train.losses", STEPS), fixture("train.norms", STEPS), 0.008);
         models_free();
         release();
     }
 }
 
 TEST(training_as_fp32) {
-    for (int i = 0; i < (large ? 6 : 2); i++) {
-        if (i > 1 && i < 5) continue;  // too short to learn from, or alike
-        Shape s = shapes[i];
+    for (int i = 0; i < (large ? 3 : 2); i++) {
+        Shape s = shapes[i < 2 ? i : 6];
         const int N = s.B * s.T, V = s.config.vocab;
         Options o;
         options_defaults(&o);
@@ -678,9 +716,17 @@ TEST(training_as_fp32) {
         int *tokens = draw_tokens(10 * N, V), *targets = draw_tokens(10 * N, V);
         for (int j = 2 * N; j < 10 * N; j++) tokens[j] = tokens[j - 2 * N], targets[j] = targets[j - 2 * N];
         Reference *r = reference_new(s.config, s.B, weights);
+        Model *m = model_new(s.config, s.B, true, 1, draw_int(0, 1), weights);
+        reference_gradient(r, tokens, targets, s.B, s.T, NULL);
+        model_run(m, tokens, targets, s.B, s.T, 1.0f / N, false);
+        const float *got = gradients(m), *want = reference_gradients(r);
+        size_t turned = 0;
+        for (size_t j = 0; j < m->parameters; j++) turned += (double)got[j] * want[j] < 0;
+        if (getenv("TEST_VERBOSE")) printf("#   %.2f %% of the signs turned\n", 100.0 * turned / m->parameters);
+        CHECK(turned < 0.1 * m->parameters, "(%zu of %zu gradients have the wrong sign)", turned, m->parameters);
         for (int step = 0; step < 10; step++)
             reference_step(r, tokens + step * N, targets + step * N, s.B, s.T, &o, rate, step + 1, &losses[step], &norms[step]);
-        check_losses(model_new(s.config, s.B, true, 1, draw_int(0, 1), weights), tokens, targets, s.B, s.T, &o, rate, losses, norms);
+        check_losses(m, tokens, targets, s.B, s.T, &o, rate, losses, norms, (double)turned / m->parameters);
         reference_free(r);
         models_free();
         release();
@@ -751,7 +797,8 @@ static Update trainer_step(Trainer *t) {
 enum { RUN_T = 19 };
 static const char *with_data(const char *more) {
     static char options[1024];
-    snprintf(options, sizeof options, "--data %s --out %s --layers 2 --heads 1 --channels 32 --seq %d --lr 0.01 --warmup 2 %s", data_path, out_path, RUN_T, more);
+    snprintf(options, sizeof options, "--data %s --out %s --layers 2 --heads 1 --channels 32 --seq %d --lr 0.01 --warmup 2 %s",
+             data_path, out_path, RUN_T, more);
     return options;
 }
 
@@ -774,7 +821,8 @@ TEST(same_bits) {  // in two runs, and on the CPU with another order of threads
 #else
             cuda_on_cpu::seed += 1000;
 #endif
-            Trainer *t = trainer_new(with_data(master ? "--batch 3 --total-batch 114" : "--batch 3 --total-batch 114 --master-weights 0"));
+            const char *options = master ? "--batch 3 --total-batch 114" : "--batch 3 --total-batch 114 --master-weights 0";
+            Trainer *t = trainer_new(with_data(options));
             for (int step = 0; step < 2; step++) {
                 Update u = trainer_step(t);
                 crc[run] = crc32_update(crc32_update(crc[run], &u.loss, sizeof u.loss), &u.norm, sizeof u.norm);
@@ -798,9 +846,10 @@ TEST(accumulation) {  // one batch, and the same in 2 and in 4 pieces: sums in a
         t[i] = trainer_new(with_data(options));
         CHECK(t[i]->run.accumulation == 1 << i);
         u[i] = trainer_step(t[i]), grads[i] = gradients(t[i]->m);
+        const double allowed = on_gpu ? backward_tolerance(t[i]->run.config) : 100 * U32;
         check_number("loss", i, u[i].loss, u[0].loss, on_gpu ? loss_tolerance(t[i]->run.config, 4 * RUN_T) : 1e-12);
-        check_number("norm", i, u[i].norm, u[0].norm, on_gpu ? backward_tolerance(t[i]->run.config) * u[0].norm : 100 * U32 * u[0].norm);
-        check_tensors(t[i]->m, grads[i], grads[0], on_gpu ? backward_tolerance(t[i]->run.config) : 100 * U32);
+        check_number("norm", i, u[i].norm, u[0].norm, allowed * u[0].norm);
+        check_tensors(t[i]->m, grads[i], grads[0], allowed);
         CHECK(t[i]->run.progress.samples == 4);
     }
     trainers_free();
@@ -820,15 +869,16 @@ TEST(skipped_updates) {
             if (step < 2) put(t->m->weight.lnf_b + draw_int(0, 31), &bad, 1);
             for (int i = 0; i < 2; i++) {
                 ModelState state = model_download(t->m);
-                if (!t->m->master) memset(state.weights, 0, sizeof(float));  // the bad weight may be the same NaN with other bits
                 crc[i] = crc32_update(0, copied(t->m->weights, t->m->count), bytes);
-                for (float *array : {state.weights, state.m, state.v}) crc[i] = crc32_update(crc[i], array, t->m->parameters * sizeof(float));
+                for (float *array : {state.weights, state.m, state.v})
+                    crc[i] = crc32_update(crc[i], array, t->m->parameters * sizeof(float));
                 state_free(state);
                 if (i == 1) break;
                 Update u = trainer_step(t);
                 CHECK(u.skipped == (step < 2) && isfinite(u.loss) == (step == 2) && isfinite(u.norm) == (step == 2));
-                CHECK(u.count == (step == 2) && t->run.progress.skipped == (step < 2 ? step + 1 : 2) && t->run.progress.step == step + 1);
-                CHECK(t->run.progress.samples == 2 * (uint64_t)(step + 1));
+                const Progress *p = &t->run.progress;
+                CHECK(u.count == (step == 2) && p->skipped == (step < 2 ? step + 1 : 2));
+                CHECK(p->step == step + 1 && p->samples == 2 * (uint64_t)(step + 1));
             }
             CHECK((crc[0] == crc[1]) == (step < 2), "(step %d)", step);
             if (step < 2) put(t->m->weights, good, t->m->count);
@@ -838,7 +888,7 @@ TEST(skipped_updates) {
         CHECK(state_checksum(t->m) == state_checksum(twin->m), "(the good update after two bad ones is another than without them)");
         float infinite = INFINITY;  // a finite loss, but not its gradient
         uint32_t before = state_checksum(t->m), after;
-        float *last = t->m->grads + t->m->count - 1;
+        float *last = t->m->grad.lnf_b + 31;
         float was = *copied(last, 1);
         put(last, &infinite, 1);
         model_update(t->m, &t->run.options, 0.01, 3, 2 * RUN_T, 1);
@@ -881,6 +931,9 @@ TEST(validate) {  // the mean over all windows, those of a last incomplete batch
 
 // Trains as the program does, in the folder out_path. What it prints goes nowhere.
 static int program(const char *options) {
+#ifdef __CUDACC__
+    products.count = 0;  // as in a new process
+#endif
     Trainer *t = trainer_new(options);
     t->run.progress.tokens = t->run.train.end - t->run.train.begin;
     mkdir(out_path, 0777);
@@ -906,27 +959,41 @@ static unsigned char *contents(const char *path, const char *name, size_t *size)
     return bytes;
 }
 
-// A run of 5 steps, with checkpoints, validation and samples on the way; then once more from step 2 on, by --resume auto. The last
-// checkpoint has the same files, byte for byte: weights, moments, position in the data, options.
-TEST(resume) {
+// A run of 8 steps, with checkpoints, validation and samples on the way. It ends where the same steps end that are made one by one;
+// and so does it once more from step 3 on, by --resume auto: with the same files, byte for byte: weights, moments, position in the
+// data, options.
+TEST(train_and_resume) {
+    enum { STEPS = 8 };
     for (int master = 0; master < 2; master++) {
         char options[256], last[128], aside[128], out[128];
         make_data(1000);
-        snprintf(options, sizeof options, "--batch 2 --total-batch %d --steps 5 --save-every 2 --keep 9 --val-every 3 --val-steps 1 --sample-every 2 --tokens 3 "
-                 "--recompute %d --master-weights %d", 4 * RUN_T, 2 * master, master);
-        snprintf(last, sizeof last, "%s/ckpt-00000005", out_path);
+        snprintf(options, sizeof options, "--batch 2 --total-batch %d --steps %d --save-every 3 --keep 9 --val-every 7 --val-steps 1 "
+                 "--sample-every 6 --tokens 3 --recompute %d --master-weights %d", 4 * RUN_T, STEPS, 2 * master, master);
+        snprintf(last, sizeof last, "%s/ckpt-%08d", out_path, STEPS);
         snprintf(aside, sizeof aside, "%s/aside", folder);
         snprintf(out, sizeof out, "--out %s --resume auto", out_path);
         CHECK(program(with_data(options)) == 0);
+
+        Trainer *t = trainer_new(with_data(options));
+        for (int step = 0; step < STEPS; step++) trainer_step(t);
+        ModelState state = model_download(t->m);
+        const size_t P = t->m->parameters, bytes = P * sizeof(float);
+        float *w = host_array<float>(P), *m = host_array<float>(P), *v = host_array<float>(P);
+        CHECK(checkpoint_load_weights(last, t->run.config, w) && checkpoint_load_optimizer(last, t->run.config, m, v), "%s", error_text);
+        CHECK(!memcmp(w, state.weights, bytes) && !memcmp(m, state.m, bytes) && !memcmp(v, state.v, bytes));
+        state_free(state);
+        trainers_free();
+
         CHECK(!rename(last, aside));
-        snprintf(last, sizeof last, "rm -r '%s/ckpt-00000004'", out_path);
-        CHECK(!system(last));
+        snprintf(options, sizeof options, "rm -r '%s/ckpt-00000006'", out_path);
+        CHECK(!system(options));
         CHECK(program(out) == 0);
-        snprintf(last, sizeof last, "%s/ckpt-00000005", out_path);
         for (int i = 0; i < CHECKPOINT_FILES; i++) {
             size_t size, again_size;
-            unsigned char *bytes = contents(aside, checkpoint_files[i], &size), *again = contents(last, checkpoint_files[i], &again_size);
-            CHECK(size == again_size && size > 10 && !memcmp(bytes, again, size), "(%s is another after the resumed run)", checkpoint_files[i]);
+            unsigned char *first = contents(aside, checkpoint_files[i], &size);
+            unsigned char *again = contents(last, checkpoint_files[i], &again_size);
+            bool same = size == again_size && size > 10 && !memcmp(first, again, size);
+            CHECK(same, "(%s is another after the resumed run)", checkpoint_files[i]);
         }
         remove_data();
         release();

@@ -811,7 +811,7 @@ static const float *next_logits(void *model, const int *tokens, int count) {
 static bool validate(Model *m, const Run *run, Batch *batch, double *loss) {
     size_t T = (size_t)run->config.seq, windows = run_validation_windows(run, m->B);
     *loss = 0;
-    for (size_t first = 0; first < windows && !stop_requested; first += (size_t)m->B) {
+    for (size_t first = 0; first < windows; first += (size_t)m->B) {
         int B = windows - first < (size_t)m->B ? (int)(windows - first) : m->B;
         if (!batch_read(batch, run, false, first, windows, B)) return false;
         model_forward(m, batch->inputs, B, (int)T);
@@ -869,9 +869,9 @@ static int train(Model *m, Run *run) {
             double val_loss;
             ok = validate(m, run, &batch, &val_loss);
             if (!ok) break;
-            if (!stop_requested) log_validation(&log, step, val_loss);  // a signal cuts it short
+            log_validation(&log, step, val_loss);
         }
-        if (o->sample_every && step % o->sample_every == 0 && m->config.vocab == BYTE_VOCAB) {
+        if (o->sample_every && step % o->sample_every == 0) {
             log_break(&log);
             run_write(run, *o->prompt ? o->prompt : "\n", step, stdout, next_logits, m);
         }
@@ -882,7 +882,7 @@ static int train(Model *m, Run *run) {
     }
     log_break(&log);
     int status = run_end(run, m->state, ok, skips == SKIPS_TO_STOP, progress->step > saved);
-    fclose(log.jsonl);
+    close(log.jsonl);
     free(batch.window);
     free(batch.inputs);
     free(batch.targets);
@@ -906,7 +906,7 @@ int main(int argc, char **argv) {
     if (training) run_print(&run, memory, arithmetic);
     if (o->dry_run) {
         model_free(&model);
-        return 0;
+        return run_finish_output(0);
     }
     model_allocate(&model, training);
     if (!run_load(&run, model.state)) die_of_failure();
@@ -916,10 +916,9 @@ int main(int argc, char **argv) {
     if (run.trains && run.prompts) putchar('\n');
     if (run.prompts && !stop_requested && !status) run_write(&run, o->prompt, run.progress.step, stdout, next_logits, &model);
     if (stop_requested) status = 128 + stop_requested;
-    if (fflush(stdout) || ferror(stdout)) die("cannot write to the standard output: %s", strerror(errno));
     model_free(&model);
     data_close(&run.train);
     data_close(&run.val);
-    return status;
+    return run_finish_output(status);
 }
 #endif

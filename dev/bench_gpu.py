@@ -105,11 +105,15 @@ def pytorch(size):
 def main():
     if sys.argv[1:2] == ["--pytorch"]:
         return pytorch(sys.argv[2])
+    if "--help" in sys.argv or "-h" in sys.argv:
+        return print(__doc__)
     if not os.access("./train_gpt2cu", os.X_OK):
         sys.exit("there is no ./train_gpt2cu; make train_gpt2cu, and run this in the same folder")
     sizes = [word for word in sys.argv[1:] if word in SIZES] or list(SIZES)
     options = [word for word in sys.argv[1:] if word not in SIZES]
     has_pytorch = subprocess.run([sys.executable, "-c", "import torch"], stderr=subprocess.DEVNULL).returncode == 0
+    if subprocess.run(["nvidia-smi", "-L"], stdout=subprocess.DEVNULL).returncode:
+        sys.exit("there is no NVIDIA GPU here to measure")
     with tempfile.TemporaryDirectory() as folder:
         shard = os.path.join(folder, "random.bin")
         write_shard(shard, 1 << 23)

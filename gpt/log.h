@@ -3,6 +3,7 @@
 #define GPT_LOG_H
 
 #include <errno.h>
+#include <fcntl.h>
 #include <math.h>
 #include <string.h>
 #include <time.h>
@@ -24,7 +25,7 @@ static inline double seconds_now(void) {
 }
 
 typedef struct {
-    FILE *jsonl;
+    int jsonl;            // file descriptor
     bool terminal;        // stdout is one: lines are updated in place between reports
     bool in_place;        // the cursor stands on a line that the next one replaces
     long long every;      // keep a step's line every so many steps
@@ -49,9 +50,9 @@ static inline bool log_open(Log *log, const char *folder, long long step, long l
         keep = ftello(file);
     }
     free(line);
-    if (ftruncate(fileno(file), keep)) return fail("cannot shorten %s: %s", path, strerror(errno));
-    fseeko(file, 0, SEEK_END);
-    log->jsonl = file;
+    fclose(file);
+    log->jsonl = open(path, O_WRONLY | O_APPEND | O_CLOEXEC);
+    if (log->jsonl < 0 || ftruncate(log->jsonl, keep)) return fail("cannot shorten %s: %s", path, strerror(errno));
     log->terminal = isatty(STDOUT_FILENO);
     log->in_place = false;
     log->every = every;
@@ -67,16 +68,19 @@ static inline void log_break(Log *log) {
     log->in_place = false;
 }
 
-// Adds a line to log.jsonl. Training goes on where the disk is full, but not without a word.
+// Adds a line to log.jsonl, or nothing. Training goes on where the disk is full, but not without a word.
 PRINTF_LIKE(2, 3) static inline void log_json(Log *log, const char *format, ...) {
     static bool warned;
+    char line[512];
     va_list args;
     va_start(args, format);
-    bool ok = vfprintf(log->jsonl, format, args) >= 0;
+    int length = vsnprintf(line, sizeof line, format, args);
     va_end(args);
-    ok = !fflush(log->jsonl) && ok;
-    if (!ok && !warned) warn("cannot write to log.jsonl: %s; training goes on", strerror(errno));
-    warned = warned || !ok;
+    off_t end = lseek(log->jsonl, 0, SEEK_END);
+    if (write(log->jsonl, line, (size_t)length) == length) return;
+    if (!warned) warn("cannot write to log.jsonl: %s; training goes on", strerror(errno));
+    warned = true;
+    if (ftruncate(log->jsonl, end)) return;  // half a line stays: there is nobody left to tell
 }
 
 static inline const char *log_duration(double seconds, char *text) {

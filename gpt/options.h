@@ -36,7 +36,7 @@
     OPTION(REAL, beta2, "", "0.95", 0, 0.999999, "", "AdamW's memory of squared gradients")                            \
     OPTION(REAL, eps, "", "1e-8", 1e-16, 1, "", "AdamW's epsilon")                                                     \
     OPTION(REAL, grad_clip, "", "1", 0, 1e9, "", "largest norm of the gradient; 0: no limit")                          \
-    OPTION(INT, recompute, "r", "1", 0, 2, "", "saves GPU memory; the backward computes again 0: nothing, 1: GELU, 2: layer norms too") \
+    OPTION(INT, recompute, "r", "1", 0, 2, "", "on a GPU, to save memory the backward computes again 0: nothing, 1: GELU, 2: and layer norms") \
     OPTION(INT, master_weights, "w", "1", 0, 1, "", "on a GPU, 1: fp32 weights beside the bf16 ones; 0: stochastic rounding") \
     OPTION(INT, seed, "", "1337", 0, 9007199254740991, "", "decides initial weights, shuffling and sampling")          \
     GROUP("Reports", 1)                                                                                                \

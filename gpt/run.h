@@ -157,19 +157,26 @@ static inline bool run_open_data(Run *run) {
                                         *o->val_data ? "--val-data" : "the held-out part of --data"));
 }
 
+// The program's exit code is `status`, but for an output that could not be written.
+static inline int run_finish_output(int status) {
+    if (fflush(stdout) || ferror(stdout)) die("cannot write to the standard output: %s", strerror(errno));
+    return status;
+}
+
 // Reads the command line and everything it names. False after fail(): one sentence says what is wrong. Exits for --help.
 static inline bool run_setup(Run *run, int argc, char **argv) {
     int fd;
     while ((fd = open("/dev/null", O_RDWR)) >= 0 && fd <= STDERR_FILENO) {}  // a closed stdout must not become some other file
     close(fd);
     signal(SIGPIPE, SIG_IGN);  // nobody reads stdout any more: training goes on
+    signal(SIGXFSZ, SIG_IGN);  // a limit of file sizes is as a full disk
     memset(run, 0, sizeof *run);
     run->program = argv[0];
     Options *o = &run->options;
     for (int i = 1; i < argc; i++)
         if (!strcmp(argv[i], "--help") || !strcmp(argv[i], "-h")) {
             options_help(stdout, argv[0]);
-            exit(0);
+            exit(run_finish_output(0));
         }
     options_defaults(o);
     if (!options_parse(o, argc, argv)) return false;
@@ -187,9 +194,9 @@ static inline bool run_setup(Run *run, int argc, char **argv) {
                     "--help lists all options");
     if (*o->data && (run->trains || o->dry_run) && !run_open_data(run)) return false;
     if (!run->config.vocab) run->config.vocab = BYTE_VOCAB;
-    if (run->prompts && run->config.vocab != BYTE_VOCAB)
-        return fail("--prompt needs a model of bytes (257 tokens); this one has %d tokens, whose tokenizer is not part of this program",
-                    run->config.vocab);
+    if ((run->prompts || o->sample_every) && run->config.vocab != BYTE_VOCAB)
+        return fail("--%s needs a model of bytes (257 tokens); this one has %d tokens, whose tokenizer is not part of this program",
+                    run->prompts ? "prompt" : "sample-every", run->config.vocab);
 
     int64_t batch_tokens = o->batch * run->config.seq;
     if (!o->total_batch) o->total_batch = batch_tokens;
@@ -257,6 +264,7 @@ static inline void run_print_stopped(const Run *run) {
         fputs(" --out ", stdout);
         print_quoted(run->options.out);
         fputs(" --resume auto", stdout);
+        if (run->prompts) fputs(" --prompt ", stdout), print_quoted(run->options.prompt);
     }
     putchar('\n');
 }

@@ -50,6 +50,7 @@ able() { echo 'int main(void) { return 0; }' | "$@" - -o /dev/null 2>/dev/null; 
 # The CUDA sources built by nvcc, and what only a GPU can show of them.
 with_nvcc() {
     if ! have nvcc && [ ! -x /usr/local/cuda/bin/nvcc ]; then skip "nvcc, and a GPU" "the CUDA toolkit is not installed"; return; fi
+    report "# building with nvcc, which takes minutes"
     if ! nvidia-smi -L >/dev/null 2>&1; then
         build "nvcc, without register spills" build/nvcc/{attention,train_gpt2cu,test_gpt2cu} GPU='8.0 9.0a 12.0' PTXAS=-warn-spills,-Werror
         skip "on a GPU" "there is none"
@@ -59,12 +60,12 @@ with_nvcc() {
     suite "attention on the GPU" build/nvcc/attention test
     suite "the trainer's numbers on the GPU" build/nvcc/test_gpt2cu
     suite "the trainer's command line on the GPU" tests/test_train_gpt2cu.sh build/nvcc/train_gpt2cu build/cc/train_gpt2
-    local tool sanitizer
+    local sanitizer
     sanitizer=$(command -v compute-sanitizer || echo /usr/local/cuda/bin/compute-sanitizer)
     if [ ! -x "$sanitizer" ]; then skip "compute-sanitizer" "it is not installed"; return; fi
-    for tool in memcheck racecheck; do
-        check "$tool finds nothing in the trainer's test" env TEST_SMALL=1 "$sanitizer" --tool $tool --error-exitcode 9 build/nvcc/test_gpt2cu
-    done
+    check "memcheck finds nothing" env TEST_SMALL=1 "$sanitizer" --tool memcheck --error-exitcode 9 build/nvcc/test_gpt2cu
+    check "racecheck finds nothing in training" env TEST_SMALL=1 "$sanitizer" --tool racecheck --error-exitcode 9 build/nvcc/test_gpt2cu \
+        training_as_pytorch
 }
 
 compilers=''

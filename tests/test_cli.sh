@@ -476,6 +476,13 @@ go "${text[@]}" --lr 1000 --steps 60
 finite "$(newest)"
 end
 
+new 'a limit of file sizes is as a full disk: training goes on, and the end says what could not be saved'
+(ulimit -f 20 && exec timeout 100 "$program" "${text[@]}" --steps 4 --save-every 2 >"$tmp/out" 2>"$tmp/err" </dev/null)
+rc=$? err=$(<"$tmp/err")
+ended 1 'warning: cannot save the checkpoint *: File too large; *; training goes on*error: cannot save the checkpoint *: File too large; *'
+logged run 4
+end
+
 new 'disk full while saving: an error, and earlier checkpoints as they were'
 fine "${text[@]}" --steps 20 --save-every 10 --keep 0 --out whole
 cp -r whole run; rm -r run/ckpt-00000020; cp -r run/ckpt-00000010 before

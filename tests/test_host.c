@@ -989,7 +989,7 @@ TEST(log_lines) {
         put("log.jsonl", text, size - torn);
         CHECK(log_open(&log, ".", i / 4, 20, 1), "%s", error_text);
         log_json(&log, "%s\n", "{}");
-        fclose(log.jsonl);
+        close(log.jsonl);
         char *now = get("log.jsonl", &length);
         CHECK(length == keep + 3 && !memcmp(now, text, keep) && !strcmp(now + keep, "{}\n"), "step %d: %s", i / 4, now);
         free(now);
@@ -999,8 +999,22 @@ TEST(log_lines) {
 }
 
 static void write_to_full_disk(void) {
-    Log log = {.jsonl = fopen("/dev/full", "w")};
+    Log log = {.jsonl = open("/dev/full", O_WRONLY)};
     for (int i = 0; i < 3; i++) log_json(&log, "{}\n");
+}
+static void write_more_than_fits(void) {
+    Log log = {.jsonl = open("log.jsonl", O_WRONLY | O_CREAT | O_APPEND, 0666)};
+    struct rlimit limit = {20, 20};
+    signal(SIGXFSZ, SIG_IGN);
+    setrlimit(RLIMIT_FSIZE, &limit);
+    for (int i = 0; i < 3; i++) log_json(&log, "{\"n\": %d}\n", i);  // of 9 bytes: the third is written by 2 bytes
+}
+TEST(log_keeps_whole_lines_only) {
+    CHECK(run_child(write_more_than_fits) == 0);
+    size_t size;
+    char *text = get("log.jsonl", &size);
+    CHECK(!strcmp(text, "{\"n\": 0}\n{\"n\": 1}\n"), "%s", text);
+    free(text);
 }
 TEST(log_on_a_full_disk) {
     static const char warning[] = "warning: cannot write to log.jsonl: No space left on device; training goes on\n";

@@ -4,14 +4,14 @@
     make train_gpt2cu && python3 dev/bench_gpu.py        d12, d24 and d48; PyTorch's figures if it is installed
     python3 dev/bench_gpu.py d12 --recompute 0           one of them, with options of ./train_gpt2cu
 
-Both take the median of their updates after the first three, which warm up, one after the other in the same run. PyTorch's side is
+Both take the median of their updates after the first two, which warm up, one after the other in the same run. PyTorch's side is
 compiled, in bf16 by autocast, with its fastest attention (cuDNN's) and a fused AdamW. Tokens are drawn from a distribution like that
 of words, as embeddings cost more with tokens that repeat. Nothing is left behind.
 """
 import array, json, math, os, random, statistics, subprocess, sys, tempfile, time
 
-SIZES = {"d12": (12, 12, 768, 64, 12), "d24": (24, 16, 1024, 32, 9), "d48": (48, 25, 1600, 16, 7)}  # L, NH, C, B, updates
-T, VOCABULARY, TOKENS, WARM_UP = 1024, 50257, 524288, 3
+SIZES = {"d12": (12, 12, 768, 64, 8), "d24": (24, 16, 1024, 32, 5), "d48": (48, 25, 1600, 16, 4)}  # L, NH, C, B, updates
+T, VOCABULARY, TOKENS, WARM_UP = 1024, 50257, 524288, 2
 
 
 def write_shard(path, count):

@@ -35,7 +35,7 @@ def ours(size, shard, folder, options):
     for line in process.stdout:
         if line.startswith("memory"):
             memory = float(line.split()[1])
-        if first is None and line.startswith("step"):
+        if first is None and line.startswith("step "):
             first = time.time() - start
         if line.startswith(f"step {updates}/"):  # saving what random tokens taught is of no use
             process.kill()

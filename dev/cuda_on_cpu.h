@@ -16,6 +16,7 @@
 //   16-byte accesses to other addresses  a message for ldmatrix and cp.async, -fsanitize=alignment for float4 and the like
 //                                        (gcc; clang 14 sees accesses to their members only)
 //
+// dev/hopper_on_cpu.h adds what Hopper GPUs have: copies and products that run beside the threads, and their barriers.
 // Not found: races between a warp's lanes that a shuffle, vote or mma hides (all lanes meet there, and GPUs promise no order of
 // memory by it); x += 1 where an atomic is needed, mostly (only different blocks interleave there); memory orders weaker than
 // the host's. A loop that waits for another thread needs __nanosleep or an atomic in it, where others get to run.
@@ -74,6 +75,7 @@ static inline void __sanitizer_finish_switch_fiber(void *, const void **, size_t
 #define __device__
 #define __host__
 #define __constant__
+#define __grid_constant__
 #define __launch_bounds__(...)
 #define __forceinline__ inline __attribute__((always_inline))
 #define __noinline__ __attribute__((noinline))
@@ -342,6 +344,14 @@ struct Launch {
     std::atomic<uint64_t> next_block;
 };
 
+// What goes on beside the threads of a block: the copies and products of dev/hopper_on_cpu.h.
+struct Engine {
+    virtual ~Engine() {}
+    virtual void step() = 0;             // time passes; if no thread can run, as much as it takes until one can
+    virtual void thread_ends(Fiber *) = 0;
+    virtual std::string waiting() = 0;   // for report_deadlock()
+};
+
 struct Block {
     const Launch *launch;
     uint3 index;  // blockIdx
@@ -355,6 +365,7 @@ struct Block {
     const Operation *barrier;  // where threads wait, if any do
     unsigned at_barrier, votes, last_votes;
     Fiber *home;  // the worker that runs this block
+    std::unique_ptr<Engine> engine;  // once it is needed
     unsigned char *dynamic_shared;
     std::vector<unsigned char> static_shared;  // while the block does not run
 };
@@ -404,6 +415,7 @@ inline unsigned random_bit(uint32_t bits, uint32_t random) {
                  where.first->name, where.second, first.x, first.y, first.z);
         text += line;
     }
+    if (block->engine) text += block->engine->waiting();
     stop("deadlock in %s, block (%u, %u, %u): of %u threads %u have ended, and the others wait for each other:%s",
          block->launch->kernel, block->index.x, block->index.y, block->index.z, block->thread_count,
          block->thread_count - block->alive, text.c_str());
@@ -411,6 +423,7 @@ inline unsigned random_bit(uint32_t bits, uint32_t random) {
 
 // Warps take long turns, so that the stacks at work fit the cache, and so that one warp is far ahead of others.
 inline Fiber *choose(Block *block) {
+    if (block->engine) block->engine->step();
     if (!block->runnable) report_deadlock(block);
     uint32_t random = random_bits(block);
     if (!block->warps[block->current].runnable || !(random & block->restless))
@@ -508,6 +521,7 @@ __noinline__ inline void run_thread(Fiber *me) { me->block->launch->run(); }
 __noinline__ inline void end_thread(Fiber *me) {
     Block *block = me->block;
     Warp *warp = me->warp;
+    if (block->engine) block->engine->thread_ends(me);
     block_lane(me, NULL, 0);
     warp->alive &= ~(1u << me->lane);
     block->alive--;
@@ -690,6 +704,7 @@ inline void start_block(Block *block, const Launch *launch, uint64_t number, Fib
     block->random_state = mix(mix(seed, launch->number), number);
     block->restless = 0xFFFu >> 4 * (block->random_state % 3);  // long turns in some blocks, short ones in others
     block->home = home;
+    block->engine.reset();
     for (unsigned i = 0; i < block->thread_count; i++) {
         Fiber *fiber = &block->fibers[i];
         Warp *warp = &block->warps[i / LANES];

@@ -17,7 +17,7 @@ trainer=./train_gpt2
 case ${1-} in ./train_gpt2*) trainer=$1; shift ;; esac
 [ -x "$trainer" ] || { echo "demo.sh: there is no $trainer yet; make demo builds it and comes back here." >&2; exit 1; }
 case $trainer in  # on a GPU the size of nanoGPT's character-level model; more steps would only learn the text by heart
-*cu) set -- --layers 6 --heads 6 --channels 384 --seq 256 --batch 64 --steps 1000 --lr 0.001 --beta2 0.99 --weight-decay 1 --val-every 250 "$@" ;;
+*cu) set -- --layers 6 --heads 6 --channels 384 --seq 256 --batch 64 --steps 1000 --lr 0.001 --beta2 0.99 --weight-decay 2 --val-every 250 "$@" ;;
 *) set -- --val-every 1000 "$@" ;;
 esac
 

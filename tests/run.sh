@@ -52,11 +52,12 @@ with_nvcc() {
     if ! have nvcc && [ ! -x /usr/local/cuda/bin/nvcc ]; then skip "nvcc, and a GPU" "the CUDA toolkit is not installed"; return; fi
     report "# building with nvcc, which takes minutes"
     if ! nvidia-smi -L >/dev/null 2>&1; then
-        build "nvcc, without register spills" build/nvcc/{attention,train_gpt2cu,test_gpt2cu} GPU='8.0 9.0a 12.0' PTXAS=-warn-spills,-Werror
+        build "nvcc, without register spills" build/nvcc/{attention,train_gpt2cu,test_gpt2cu,test_hopper} GPU='8.0 9.0a 12.0' PTXAS=-warn-spills,-Werror
         skip "on a GPU" "there is none"
         return
     fi
-    build "nvcc" build/nvcc/{attention,train_gpt2cu,test_gpt2cu} build/cc/train_gpt2 build/cc/attention-cpu
+    build "nvcc" build/nvcc/{attention,train_gpt2cu,test_gpt2cu,test_hopper} build/cc/train_gpt2 build/cc/attention-cpu
+    suite "Hopper's instructions on the GPU" build/nvcc/test_hopper
     suite "attention on the GPU" build/nvcc/attention test
     suite "the trainer's numbers on the GPU" build/nvcc/test_gpt2cu
     suite "the trainer's command line on the GPU" tests/test_train_gpt2cu.sh build/nvcc/train_gpt2cu build/cc/train_gpt2
@@ -90,8 +91,11 @@ if [ "$only" = all ]; then
         suite "host library, $compiler" "$v/test_host"
         suite "numbers, $compiler, own matrix products" "$v/test_gpt2"
         able "$compiler" -x c++ -lstdc++ || { skip "CUDA on the CPU, $compiler" "it has no C++ here"; continue; }
-        build "$compiler, CUDA on the CPU" CC="$compiler" BLAS=0 "$v"/{test_cuda_on_cpu,attention-cpu,exercises,exercises-solved,test_gpt2cu,train_gpt2cu-cpu}
+        build "$compiler, CUDA on the CPU" CC="$compiler" BLAS=0 "$v"/{test_cuda_on_cpu,test_hopper,attention-cpu,exercises,exercises-solved,test_gpt2cu,train_gpt2cu-cpu}
         suite "CUDA on the CPU, $compiler" "$v/test_cuda_on_cpu"
+        for order in 1 2 3; do  # of the threads, and speed of copies and products
+            suite "Hopper's instructions on the CPU, $compiler, order $order" env CUDA_ON_CPU_SEED=$order "$v/test_hopper"
+        done
         suite "the GPU trainer's numbers on the CPU, $compiler" "$v/test_gpt2cu"
     done
     first=${compilers# }; first=${first%% *}
@@ -146,8 +150,13 @@ for compiler in $compilers; do
     suite "numbers, $compiler, sanitizers" "$v/test_gpt2"
     suite "command line, $compiler, sanitizers" tests/test_cli.sh "$v/train_gpt2"
     able "$compiler" -x c++ -fsanitize=address,undefined -lstdc++ || { skip "CUDA on the CPU, $compiler, sanitizers" "no C++"; continue; }
-    build "$compiler, CUDA on the CPU, sanitizers" CC="$compiler" BLAS=0 SANITIZE=address,undefined "$v/test_cuda_on_cpu"
+    build "$compiler, CUDA on the CPU, sanitizers" CC="$compiler" BLAS=0 SANITIZE=address,undefined "$v"/test_{cuda_on_cpu,hopper}
     suite "CUDA on the CPU, $compiler, sanitizers" "$v/test_cuda_on_cpu"
+    suite "Hopper's instructions on the CPU, $compiler, sanitizers" "$v/test_hopper"
+    if [ "$compiler" = gcc ] || [ "$compilers" = ' clang' ]; then  # one of them is enough for this
+        build "$compiler, the GPU trainer on the CPU, sanitizers" CC="$compiler" BLAS=0 SANITIZE=address,undefined "$v/test_gpt2cu"
+        suite "the GPU trainer's numbers on the CPU, $compiler, sanitizers" "$v/test_gpt2cu"
+    fi
 done
 # All of the attention tests would take minutes under a sanitizer, so it sees those of three lengths, with all inputs.
 sanitized=${compilers# } sanitized=${sanitized%% *}  # of two compilers the first, gcc, needs less time for it

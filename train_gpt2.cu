@@ -14,7 +14,7 @@
 // respect to it, and (+)= means = or, if the argument `add` is true, +=: the gradients of several batches are summed.
 // Two runs give the same bits: no sum depends on the order in which threads happen to run.
 //
-// To see where a token goes: 7 reads it (feed) and sends it to the GPU, 4 takes it through the layers of 3 (model_forward), to its
+// To see where a token goes: 7 reads it and sends it to the GPU (feed_next), 4 takes it through the layers of 3 (model_forward), to its
 // loss (model_loss) and back (model_backward), 5 updates the weights with what came out (model_update).
 
 #ifdef __CUDACC__

@@ -317,22 +317,6 @@ static __global__ __launch_bounds__(AttentionTiles<HS>::THREADS, HS <= 64 ? 3 : 
     store_rows(dqkv + row0 * 3 * C + col0, 3 * C, first_row, T, dq, scale);
 }
 
-// Zeros in Pᵀ, whose first element is at (first_key, first_query), where the key lies beyond the query.
-template <int M, int N8> DEVICE void attention_mask_transposed(float (&p)[M][N8][4], int first_key, int first_query) {
-#pragma unroll
-    for (int m = 0; m < M; m++) {
-#pragma unroll
-        for (int n = 0; n < N8; n++) {
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                const int key = first_key + 16 * m + lane_id() / 4 + i / 2 * 8;
-                const int query = first_query + 8 * n + lane_id() % 4 * 2 + i % 2;
-                if (key > query) p[m][n][i] = 0;
-            }
-        }
-    }
-}
-
 // dV = Pᵀ dO and dK = scale dSᵀ Q. Grid: B · NH · blocks of OWN keys. dK and dV stay in the registers of the warp that owns the
 // keys. All matrices of scores are transposed, keys being rows, so that Pᵀ and dSᵀ come out of one product as the left factors of
 // the next. Reads K and V once, Q and dO once per block of keys. FLOPs: 8 T² HS a head, half of it when causal. The same bits in
@@ -404,7 +388,7 @@ static __global__ __launch_bounds__(AttentionTiles<HS>::THREADS, 2) void attenti
                 }
             }
             // Keys from T on need no mask, as store_rows() leaves them out; nor do queries from T on, having an lse of +inf.
-            if (CAUSAL && first_key + 16 * M - 1 > first_query) attention_mask_transposed(p, first_key, first_query);
+            if (CAUSAL && first_key + 16 * M - 1 > first_query) mask_transposed(p, first_key, first_query);
             product_ab<HS>(dv, p, dout_tile, step);
 #pragma unroll
             for (int m = 0; m < M; m++) {

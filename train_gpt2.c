@@ -906,7 +906,7 @@ int main(int argc, char **argv) {
     if (training) run_print(&run, memory, arithmetic);
     if (o->dry_run) {
         model_free(&model);
-        return run_finish_output(0);
+        return run_close(&run, 0);
     }
     model_allocate(&model, training);
     if (!run_load(&run, model.state)) die_of_failure();
@@ -915,10 +915,7 @@ int main(int argc, char **argv) {
     if (run.trains) status = train(&model, &run);
     if (run.trains && run.prompts) putchar('\n');
     if (run.prompts && !stop_requested && !status) run_write(&run, o->prompt, run.progress.step, stdout, next_logits, &model);
-    if (stop_requested) status = 128 + stop_requested;
     model_free(&model);
-    data_close(&run.train);
-    data_close(&run.val);
-    return run_finish_output(status);
+    return run_close(&run, status);
 }
 #endif

@@ -1419,17 +1419,14 @@ int main(int argc, char **argv) {
     model_describe_memory(&model, memory, sizeof memory);
     if (training) run_print(&run, memory, arithmetic);
     if (has_gpu && !model_fits(&model, bytes)) die_of_failure();
-    if (o->dry_run) return run_finish_output(0);
+    if (o->dry_run) return run_close(&run, 0);
     model_allocate(&model);
     if (!model_start(&model, &run) || (run.trains && !run_claim_output(&run))) die_of_failure();
     catch_signals();
     if (run.trains) status = train(&model, &run);
     if (run.trains && run.prompts) putchar('\n');
     if (run.prompts && !stop_requested && !status) run_write(&run, o->prompt, run.progress.step, stdout, next_logits, &model);
-    if (stop_requested) status = 128 + stop_requested;
     model_free(&model);
-    data_close(&run.train);
-    data_close(&run.val);
-    return run_finish_output(status);
+    return run_close(&run, status);
 }
 #endif

@@ -157,10 +157,13 @@ static inline bool run_open_data(Run *run) {
                                         *o->val_data ? "--val-data" : "the held-out part of --data"));
 }
 
-// The program's exit code is `status`, but for an output that could not be written.
-static inline int run_finish_output(int status) {
+// The end of the program: closes what run_setup opened. Returns the exit code, which is `status` but after a signal, and does not
+// return if the output could not be written.
+static inline int run_close(Run *run, int status) {
+    data_close(&run->train);
+    data_close(&run->val);
     if (fflush(stdout) || ferror(stdout)) die("cannot write to the standard output: %s", strerror(errno));
-    return status;
+    return stop_requested ? 128 + stop_requested : status;
 }
 
 // Reads the command line and everything it names. False after fail(): one sentence says what is wrong. Exits for --help.
@@ -176,7 +179,7 @@ static inline bool run_setup(Run *run, int argc, char **argv) {
     for (int i = 1; i < argc; i++)
         if (!strcmp(argv[i], "--help") || !strcmp(argv[i], "-h")) {
             options_help(stdout, argv[0]);
-            exit(run_finish_output(0));
+            exit(run_close(run, 0));
         }
     options_defaults(o);
     if (!options_parse(o, argc, argv)) return false;

@@ -140,6 +140,22 @@ DEVICE void mask_scores(float (&s)[M][N8][4], int first_row, int first_col, int 
     }
 }
 
+// Zeros in Pᵀ, whose first element is at (first_key, first_query), where the key lies beyond the query.
+template <int M, int N8> DEVICE void mask_transposed(float (&p)[M][N8][4], int first_key, int first_query) {
+#pragma unroll
+    for (int m = 0; m < M; m++) {
+#pragma unroll
+        for (int n = 0; n < N8; n++) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const int key = first_key + 16 * m + lane_id() / 4 + i / 2 * 8;
+                const int query = first_query + 8 * n + lane_id() % 4 * 2 + i % 2;
+                if (key > query) p[m][n][i] = 0;
+            }
+        }
+    }
+}
+
 // Writes scale · acc to rows first_row .. of a matrix with T rows `stride` elements apart, rounded to bf16; rows from T on are
 // left out.
 template <int M, int N8>

@@ -476,6 +476,20 @@ go "${text[@]}" --lr 1000 --steps 60
 finite "$(newest)"
 end
 
+new 'a signal lets a validation end: the log is that of a run without it'
+for ((i = 0; i < 20; i++)); do cat "$tmp/text.txt"; done >more.txt
+start --data more.txt "${model[@]}" --steps 1 --val-fraction 0.9 --val-steps 0
+await grep -q '^step 1/1 | loss' "$tmp/out"
+kill -INT "$pid"; finish
+[ "$rc" = 130 ] || wrong "exit status $rc"
+[ "$(grep -c val_loss run/log.jsonl)" = 1 ] || wrong 'the validation is lost'
+end
+
+new 'text is not written with tokens that are no bytes: said at the start'
+printf '\1\0\2\0\3\0%.0s' {1..200} | shard tokens.bin 20240520 1 600 0
+refuse '--sample-every needs a model of bytes *; this one has 50257 *' --data tokens.bin "${model[@]}" --sample-every 5
+end
+
 new 'a limit of file sizes is as a full disk: training goes on, and the end says what could not be saved'
 (ulimit -f 20 && exec timeout 100 "$program" "${text[@]}" --steps 4 --save-every 2 >"$tmp/out" 2>"$tmp/err" </dev/null)
 rc=$? err=$(<"$tmp/err")

@@ -259,22 +259,6 @@ static __global__ __launch_bounds__(Tiles<HS>::THREADS, HS <= 64 ? 3 : 2) void a
     store_rows(dqkv + row0 * 3 * C + head % NH * HS, 3 * C, first_row, T, dq, scale);
 }
 
-// Zeros in Pᵀ, whose first element is at (first_key, first_query), where the key lies beyond the query.
-template <int M, int N8> DEVICE void mask_transposed(float (&p)[M][N8][4], int first_key, int first_query) {
-#pragma unroll
-    for (int m = 0; m < M; m++) {
-#pragma unroll
-        for (int n = 0; n < N8; n++) {
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                const int key = first_key + 16 * m + lane_id() / 4 + i / 2 * 8;
-                const int query = first_query + 8 * n + lane_id() % 4 * 2 + i % 2;
-                if (key > query) p[m][n][i] = 0;
-            }
-        }
-    }
-}
-
 // Grid: B · NH · blocks of OWN keys. dK and dV stay in the registers of the warp that owns the keys. All matrices of scores are
 // transposed, keys being rows, so that Pᵀ and dSᵀ come out of one product as the left factors of the next.
 template <int HS, bool CAUSAL>

@@ -8,7 +8,7 @@ Both take the median of their updates after the first two, which warm up, one af
 compiled, in bf16 by autocast, with its fastest attention (cuDNN's) and a fused AdamW. Tokens are drawn from a distribution like that
 of words, as embeddings cost more with tokens that repeat. Nothing is left behind.
 """
-import array, json, math, os, random, statistics, subprocess, sys, tempfile, time
+import array, json, math, os, random, shutil, statistics, subprocess, sys, tempfile, time
 
 SIZES = {"d12": (12, 12, 768, 64, 8), "d24": (24, 16, 1024, 32, 5), "d48": (48, 25, 1600, 16, 4)}  # L, NH, C, B, updates
 T, VOCABULARY, TOKENS, WARM_UP = 1024, 50257, 524288, 2
@@ -112,7 +112,7 @@ def main():
     sizes = [word for word in sys.argv[1:] if word in SIZES] or list(SIZES)
     options = [word for word in sys.argv[1:] if word not in SIZES]
     has_pytorch = subprocess.run([sys.executable, "-c", "import torch"], stderr=subprocess.DEVNULL).returncode == 0
-    if subprocess.run(["nvidia-smi", "-L"], stdout=subprocess.DEVNULL).returncode:
+    if not shutil.which("nvidia-smi") or subprocess.run(["nvidia-smi", "-L"], stdout=subprocess.DEVNULL).returncode:
         sys.exit("there is no NVIDIA GPU here to measure")
     with tempfile.TemporaryDirectory() as folder:
         shard = os.path.join(folder, "random.bin")

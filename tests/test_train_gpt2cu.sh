@@ -102,6 +102,8 @@ begin 'interrupted, it finishes the step, saves, and says how to go on'
 pid=$!
 for ((i = 0; i < 300; i++)); do grep -q '^step *3/' out && break; sleep 0.1; done
 kill -INT $pid
+for ((i = 0; i < 300; i++)); do kill -0 $pid 2>/dev/null || break; sleep 0.1; done
+kill -KILL $pid 2>/dev/null && wrong 'it goes on'
 wait $pid
 status=$?
 [ $status = 130 ] || wrong "exit status $status"

@@ -476,13 +476,19 @@ go "${text[@]}" --lr 1000 --steps 60
 finite "$(newest)"
 end
 
-new 'a signal lets a validation end: the log is that of a run without it'
+new 'a signal lets a validation end, and come: the log is that of a run without it'
 for ((i = 0; i < 20; i++)); do cat "$tmp/text.txt"; done >more.txt
-start --data more.txt "${model[@]}" --steps 1 --val-fraction 0.9 --val-steps 0
+more=(--data more.txt "${model[@]}" --steps 1 --total-batch 32000 --val-fraction 0.9 --val-steps 0)
+fine "${more[@]}" --out quiet
+start "${more[@]}" --out validating
 await grep -q '^step 1/1 | loss' "$tmp/out"
 kill -INT "$pid"; finish
 [ "$rc" = 130 ] || wrong "exit status $rc"
-[ "$(grep -c val_loss run/log.jsonl)" = 1 ] || wrong 'the validation is lost'
+start "${more[@]}" --out stepping
+await test -e stepping/log.jsonl
+kill -INT "$pid"; finish
+[ "$rc" = 130 ] || wrong "exit status $rc"
+same_losses quiet validating; same_losses quiet stepping
 end
 
 new 'text is not written with tokens that are no bytes: said at the start'

@@ -122,8 +122,11 @@ go "$on_cpu" --model fp32 --prompt 'The ' --tokens 3 --temperature 0
 end
 
 begin 'samples, validation and a last incomplete batch'
-go "$program" "${text[@]}" --steps 2 --sample-every 1 --tokens 3 --val-every 1 --val-steps 0 --batch 3 --total-batch 96 --out sampled
+odd=(--steps 2 --val-every 1 --val-steps 0 --batch 3 --total-batch 96)
+go "$program" "${text[@]}" "${odd[@]}" --sample-every 1 --tokens 3 --out sampled
+go "$on_cpu" "${text[@]}" "${odd[@]}" --out sampled-fp32
 [ "$(numbers sampled val_loss | wc -l)" = 2 ] || wrong 'not two validations'
+near sampled sampled-fp32 val_loss 1
 end
 
 begin 'a dry run says what it would take, and makes nothing'

@@ -444,8 +444,8 @@ TEST(linear) {
     }
 }
 
-// The sum of the exponentials errs by a random walk of V roundings, or by V equal ones where a large shift leaves small logits but a
-// few values to take; the largest logit and the target's are rounded where they are subtracted, and p errs by that in relation to itself.
+// The sum of the exponentials errs by V roundings at most, and as it grows they tend to go the same way: what is small beside it is
+// lost each time. The largest logit and the target's are rounded where they are subtracted, and p errs by that in relation to itself.
 TEST(crossentropy) {
     for (int i = 0; i < 60; i++) {
         int N = draw_int(1, 20), V = i < 3 ? i + 1 : draw_int(1, i % 10 ? 400 : 5000), *targets = draw_tokens(N, V);
@@ -453,7 +453,6 @@ TEST(crossentropy) {
         Array logits = array(N * V, i % 4 == 0 ? 1e4 : i % 4 == 1 ? 30 : i % 4 == 2 ? 3 : 1e-3), loss = array(N, 0), again = loss;
         for (int j = 0; j < N * V; j++) logits.x[j] += shift;
         float *before = floats_of(logits.x, (size_t)(N * V));
-        double walk = i % 4 == 3 && shift != 0 ? V : sqrt(V);
         again.x = floats((size_t)N);
         for (int n = 0; n < N; n++) {
             const float *row = before + n * V;
@@ -461,11 +460,11 @@ TEST(crossentropy) {
             for (int v = 0; v < V; v++) max = fmax(max, row[v]);
             for (int v = 0; v < V; v++) sum += exp(row[v] - max);
             loss.want[n] = log(sum) + max - row[targets[n]];
-            loss.size[n] = 8 + walk + 2 * fabs(max) + loss.want[n];
+            loss.size[n] = 8 + V / 2.0 + 2 * fabs(max) + loss.want[n];
             for (int v = 0; v < V; v++) {
                 double p = exp(row[v] - max) / sum, target = v == targets[n];
                 logits.want[n * V + v] = (p - target) * dscale;
-                logits.size[n * V + v] = (p * (12 + walk + max - row[v]) + 2 * target) * dscale;
+                logits.size[n * V + v] = (p * (12 + V / 2.0 + max - row[v]) + 2 * target) * dscale;
             }
         }
         crossentropy(loss.x, logits.x, targets, N, V, 0);

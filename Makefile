@@ -88,8 +88,7 @@ $(VARIANT)/tokenize: data/tokenize.c
 $(addprefix $(VARIANT)/,train_gpt2 test_gpt2 bench_gpt2 test_host tokenize): $(HEADERS) $(VARIANT)/flags
 	$(CC) $(FLAGS) $(BLAS_FLAGS) -I. $(filter %/$(@F).c $(@F).c,$^) -o $@ $(BLAS_LIBS) -lm
 
-ATTENTION_HEADERS := $(CUDA_HEADERS) $(wildcard dev/attention/*.h)
-$(VARIANT)/trainer.o build/nvcc/trainer.o: attention.cuh
+ATTENTION_HEADERS := $(CUDA_HEADERS) attention.cuh attention_sm90.cuh $(wildcard dev/attention/*.h)
 $(VARIANT)/%.o: dev/attention/%.cu $(ATTENTION_HEADERS) $(VARIANT)/flags
 	$(CC) $(CUDA_FLAGS) -c $< -o $@
 $(VARIANT)/attention-cpu: $(ATTENTION:%=$(VARIANT)/%.o)

@@ -851,7 +851,7 @@ inline cudaError_t cudaDeviceSynchronize(void) { return cudaSuccess; }
 inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp *properties, int device) {
     size_t shared = cuda_on_cpu::shared_bytes_optin();
     *properties = {"CPU, emulating a GPU", cuda_on_cpu::memory_bytes(), cuda_on_cpu::SHARED_BYTES, shared, shared + 1024,
-                   9, 0, 16, warpSize, cuda_on_cpu::MAX_THREADS, 2048, 32 << 20};
+                   9, 0, 3, warpSize, cuda_on_cpu::MAX_THREADS, 2048, 32 << 20};
     const char *capability = getenv("CUDA_ON_CPU_CAPABILITY");
     if (capability) sscanf(capability, "%d.%d", &properties->major, &properties->minor);
     return cudaSetDevice(device);

@@ -165,6 +165,10 @@ template <int N> DEVICE void registers_settled(uint32_t (&registers)[N]) {
 #pragma unroll
     for (int i = 0; i < N; i++) asm volatile("" : "+r"(registers[i]) :: "memory");
 }
+template <int N> DEVICE void registers_settled(uint32_t (&registers)[N][4]) {
+#pragma unroll
+    for (int i = 0; i < N; i++) registers_settled(registers[i]);
+}
 
 // wgmma<A_TRANSPOSED, B_TRANSPOSED>(d, a, b, accumulate) and, with A in registers, wgmma_registers<B_TRANSPOSED>(d, a, b, accumulate).
 // N, which is twice the size of d, is 64, 72, 96 or 128. ("wgmma.mma_async")
@@ -203,10 +207,70 @@ DEFINE_WGMMA(128, 64, 64, 65, 66, 67, 68, 69, 70)
 #include "dev/hopper_on_cpu.h"
 #endif
 
+// ----------------------------------------------------------------------------
+// Pipelines and products of tiles, as the attention kernels have them
+
+// Where a thread is in a ring of N tiles, and the parity to wait for with the barrier of that tile: a consumer's, who waits for what
+// comes. The producer waits for the phase before, parity ^ 1, until the tile is free.
+template <int N> struct Ring {
+    int tile = 0;
+    unsigned parity = 0;
+    __device__ __forceinline__ void advance(void) {
+        if (++tile == N) tile = 0, parity ^= 1;
+    }
+};
+
 // Columns 16 k to 16 k + 15 of a result D, rounded to bf16, as A in registers: each lane has what it needs.
 template <int N> DEVICE void pack_left(uint32_t (&a)[4], const float (&d)[N], int k) {
 #pragma unroll
     for (int i = 0; i < 4; i++) a[i] = pack_bf16(d[8 * k + 2 * i], d[8 * k + 2 * i + 1]);
+}
+
+// Starts D = A Bᵀ, a group of its own: 64 rows of a tile of COLS columns by N rows of another, whose slabs have a_rows and b_rows
+// rows; or with A in registers.
+template <int COLS, int HALF>
+DEVICE void start_product_abt(float (&d)[HALF], const bf16 *a, int a_rows, const bf16 *b, int b_rows) {
+    registers_settled(d);
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < COLS / 16; k++)
+        wgmma<false, false>(d, matrix_descriptor(a + k / 4 * a_rows * 64, 0, 1024) + k % 4 * NEXT_K,
+                            matrix_descriptor(b + k / 4 * b_rows * 64, 0, 1024) + k % 4 * NEXT_K, k > 0);
+    wgmma_commit();
+}
+template <int COLS, int HALF>
+DEVICE void start_product_abt(float (&d)[HALF], const uint32_t (&a)[COLS / 16][4], const bf16 *b, int b_rows) {
+    registers_settled(d);
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < COLS / 16; k++)
+        wgmma_registers<false>(d, a[k], matrix_descriptor(b + k / 4 * b_rows * 64, 0, 1024) + k % 4 * NEXT_K, k > 0);
+    wgmma_commit();
+}
+
+// Starts D (64, COLS) += A B, a group of its own: A has 16 K16 columns, and B is as many rows of a tile of COLS columns.
+template <int COLS, int K16>
+DEVICE void start_product_ab(float (&d)[COLS / 2], uint32_t (&a)[K16][4], const bf16 *b, int b_rows) {
+    registers_settled(d);
+    registers_settled(a);
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < K16; k++)
+        wgmma_registers<true>(d, a[k], matrix_descriptor(b, b_rows * 128, 1024) + k * NEXT_K_TRANSPOSED, true);
+    wgmma_commit();
+}
+
+// Writes D (64, COLS), rounded to bf16, to 64 rows of a tile whose slabs have `rows` rows: of each lane's two rows the first times
+// scale[0], the second times scale[1].
+template <int COLS> DEVICE void store_to_slabs(bf16 *tile, int rows, const float (&d)[COLS / 2], const float (&scale)[2]) {
+    const int row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 16, right = threadIdx.x % 32 / 16;
+#pragma unroll
+    for (int k = 0; k < COLS / 16; k++) {
+        uint32_t r[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) r[i] = pack_bf16(scale[i % 2] * d[8 * k + 2 * i], scale[i % 2] * d[8 * k + 2 * i + 1]);
+        stmatrix_x4(tile + k / 4 * rows * 64 + row * 64 + ((k % 4 * 2 + right) ^ row % 8) * 8, r[0], r[1], r[2], r[3]);
+    }
 }
 
 #endif

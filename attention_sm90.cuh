@@ -53,6 +53,81 @@ template <bool DESCENDING> DEVICE void work_find(const AttentionWork &work, int 
 // The item that this thread block has after its first, which is blockIdx.x.
 DEVICE int work_claim(const AttentionWork &work) { return gridDim.x + atomicAdd(work.claims, 1u); }
 
+static inline TensorMap attention_sm90_map(const bf16 *tensor, int B, int T, int slots, int HS, int rows) {
+    TensorMap map;
+    if (!tensor_map_make(&map, tensor, B, T, slots, HS, rows)) die_of_failure();
+    return map;
+}
+
+// The work of a launch, whose list of items `claims` is to count, 0 at first.
+static inline AttentionWork attention_sm90_work(int B, int T, int NH, int HS, int rows, bool first_is_short, unsigned *claims) {
+    const int blocks = (T + rows - 1) / rows, section = (8 << 20) / (4 * HS) / T;
+    return {T, NH, B * NH, blocks, first_is_short ? blocks * rows - (T + 63) / 64 * 64 : 0, B * NH * blocks,
+            section < 4 ? 4 : section, claims, 1.0f / sqrtf((float)HS)};
+}
+
+static inline unsigned attention_sm90_grid(const AttentionWork &work) {
+    int device, multiprocessors;
+    CUDA_CHECK(cudaGetDevice(&device));
+    CUDA_CHECK(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
+    return work.items < multiprocessors ? work.items : multiprocessors;
+}
+
+// ----------------------------------------------------------------------------
+// What the consumers have in common
+
+// Named barriers 1, 2, 3 give consumer 0, 1, 2 its turn in starting products; at 4, 5, 6 the threads of one meet. The last consumer
+// passes a turn at the beginning.
+DEVICE void take_turn(int consumer) { named_barrier_sync(1 + consumer, 256); }
+template <int CONSUMERS> DEVICE void pass_turn(int consumer) { named_barrier_arrive(1 + (consumer + 1) % CONSUMERS, 256); }
+DEVICE void meet(int consumer) { named_barrier_sync(4 + consumer, 128); }
+
+DEVICE bool is_leader(void) { return threadIdx.x % 128 == 0; }  // speaks for its warpgroup
+
+// The warpgroup is done with what the barrier guards. All of its threads must have waited for it, so it has multiplied it (a product
+// needs all four warps), or they have met.
+DEVICE void release(Barrier *empty) { if (is_leader()) barrier_arrive(empty); }
+
+// The row, of the 64 of a warpgroup, of which this lane has the first two of every four elements of a result; of the row 8 below
+// it has the others.
+DEVICE int lane_row(void) { return threadIdx.x % 128 / 32 * 16 + lane_id() / 4; }
+
+// The same number, of which the compiler does not know it: what is computed from it stays in the loop, where it costs less than the
+// registers that it would take to keep it.
+DEVICE int opaque(int number) {
+#ifdef __CUDACC__
+    asm volatile("" : "+r"(number));
+#endif
+    return number;
+}
+
+template <int N> DEVICE void barriers_init(Barrier (&barriers)[N], unsigned arrivals) {
+    for (int i = 0; i < N; i++) barrier_init(&barriers[i], arrivals);
+}
+
+// How many tiles of keys the rows first_row .. first_row + rows - 1 see.
+template <bool CAUSAL> DEVICE int key_tiles(int T, int first_row, int rows, int keys) {
+    return ((CAUSAL ? min(T, first_row + rows) : T) + keys - 1) / keys;
+}
+
+// Keys beyond the causal diagonal or the end become -inf in S, whose first element is at (first_row, first_key).
+template <int N> DEVICE void mask_scores(float (&s)[N], int first_row, int first_key, int T, bool causal) {
+    const int row = first_row + lane_row(), key = first_key + lane_id() % 4 * 2;
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        const int last = causal ? row + i / 2 % 2 * 8 : T - 1;
+        if (key + i / 4 * 8 + i % 2 > last) s[i] = -INFINITY;
+    }
+}
+
+// Zeros in Pᵀ, whose first element is at (first_key, first_row), where the key lies beyond the query.
+template <int N> DEVICE void mask_transposed(float (&p)[N], int first_key, int first_row) {
+    const int key = first_key + lane_row(), row = first_row + lane_id() % 4 * 2;
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        if (key + i / 2 % 2 * 8 > row + i / 4 * 8 + i % 2) p[i] = 0;
+}
+
 // ----------------------------------------------------------------------------
 // Forward
 
@@ -71,21 +146,6 @@ template <int HS> struct AttentionSm90Forward {
         int item[Q_SLOTS];  // of which the slot has Q; -1 behind the last
     };
 };
-
-// How many tiles of keys the rows first_row .. first_row + rows - 1 see.
-template <bool CAUSAL> DEVICE int key_tiles(int T, int first_row, int rows, int keys) {
-    return ((CAUSAL ? min(T, first_row + rows) : T) + keys - 1) / keys;
-}
-
-// Keys beyond the causal diagonal or the end become -inf in S, whose first element is at (first_row, first_key).
-template <int N> DEVICE void mask_slab_scores(float (&s)[N], int first_row, int first_key, int T, bool causal) {
-    const int row = first_row + threadIdx.x % 128 / 32 * 16 + lane_id() / 4, key = first_key + lane_id() % 4 * 2;
-#pragma unroll
-    for (int i = 0; i < N; i++) {
-        const int last = causal ? row + i / 2 % 2 * 8 : T - 1;
-        if (key + i / 4 * 8 + i % 2 > last) s[i] = -INFINITY;
-    }
-}
 
 // One step of the online softmax of the two rows of each lane, as attention_online_softmax(), but O is not rescaled yet, as products
 // may be adding to it: that is done by `rescale`.
@@ -156,33 +216,25 @@ template <int HS, bool CAUSAL>
 DEVICE void attention_sm90_forward_consume(typename AttentionSm90Forward<HS>::Shared &shared, const TensorMap *out_map, float *lse,
                                            const AttentionWork &work, int consumer) {
     using Tile = AttentionSm90Forward<HS>;
-    constexpr int KEYS = Tile::KEYS, CONSUMERS = Tile::CONSUMERS;
-    const bool leader = threadIdx.x % 128 == 0;  // speaks for the warpgroup
+    constexpr int KEYS = Tile::KEYS;
     const float scale_log2 = LOG2_E * work.scale;
     Ring<Tile::Q_SLOTS> slot;
     Ring<Tile::STAGES> k_stage, v_stage;
     int leaving = -1;  // the slot through which O is leaving
 
-    // Named barriers 1, 2, 3 give consumer 0, 1, 2 its turn in starting products; at 4, 5, 6 the threads of one meet.
-    auto take_turn = [&] { if (Tile::TAKE_TURNS) named_barrier_sync(1 + consumer, 256); };
-    auto pass_turn = [&] { if (Tile::TAKE_TURNS) named_barrier_arrive(1 + (consumer + 1) % CONSUMERS, 256); };
-    auto free_k = [&] {
-        if (leader) barrier_arrive(&shared.k_empty[k_stage.tile]);
-        k_stage.advance();
-    };
-    auto free_v = [&] {
-        if (leader) barrier_arrive(&shared.v_empty[v_stage.tile]);
-        v_stage.advance();
-    };
+    auto start_turn = [&] { if (Tile::TAKE_TURNS) take_turn(consumer); };
+    auto end_turn = [&] { if (Tile::TAKE_TURNS) pass_turn<Tile::CONSUMERS>(consumer); };
+    auto free_k = [&] { release(&shared.k_empty[k_stage.tile]), k_stage.advance(); };
+    auto free_v = [&] { release(&shared.v_empty[v_stage.tile]), v_stage.advance(); };
     auto free_leaving = [&] {
-        if (leader && leaving >= 0) {
+        if (is_leader() && leaving >= 0) {
             store_wait_read<0>();
             barrier_arrive(&shared.q_empty[leaving]);
         }
         leaving = -1;
     };
 
-    if (consumer == CONSUMERS - 1) pass_turn();  // the first is consumer 0's
+    if (consumer == Tile::CONSUMERS - 1) end_turn();  // the first is consumer 0's
     for (;; slot.advance()) {
         barrier_wait(&shared.q_full[slot.tile], slot.parity);
         const int item = shared.item[slot.tile];
@@ -197,18 +249,18 @@ DEVICE void attention_sm90_forward_consume(typename AttentionSm90Forward<HS>::Sh
         // warps; where there is none, they have to meet before the leader frees what a slow one may still have to wait for.)
         int tile = key_tiles<CAUSAL>(work.T, block_row, Tile::ROWS, KEYS) - 1;
         for (const int last = any ? key_tiles<CAUSAL>(work.T, row, 64, KEYS) - 1 : -1; tile > last; tile--) {
-            take_turn();
-            pass_turn();
+            start_turn();
+            end_turn();
             barrier_wait(&shared.k_full[k_stage.tile], k_stage.parity);
             barrier_wait(&shared.v_full[v_stage.tile], v_stage.parity);
-            named_barrier_sync(4 + consumer, 128);
+            meet(consumer);
             free_k();
             free_v();
         }
         if (!any) {
             free_leaving();
-            named_barrier_sync(4 + consumer, 128);
-            if (leader) barrier_arrive(&shared.q_empty[slot.tile]);
+            meet(consumer);
+            release(&shared.q_empty[slot.tile]);
             continue;
         }
 
@@ -220,14 +272,14 @@ DEVICE void attention_sm90_forward_consume(typename AttentionSm90Forward<HS>::Sh
         auto first = [&](auto &s) {
             constexpr int SEEN = sizeof s / sizeof s[0] * 2;
             barrier_wait(&shared.k_full[k_stage.tile], k_stage.parity);
-            take_turn();
+            start_turn();
             start_product_abt<HS>(s, q, Tile::ROWS, shared.k[k_stage.tile][0][0], KEYS);
-            pass_turn();
+            end_turn();
             wgmma_wait<0>();
             registers_settled(s);
             free_k();
             free_leaving();
-            if (CAUSAL || work.T % KEYS != 0) mask_slab_scores(s, row, tile * KEYS, work.T, CAUSAL);
+            if (CAUSAL || work.T % KEYS != 0) mask_scores(s, row, tile * KEYS, work.T, CAUSAL);
             online_softmax(s, row_max, row_sum, rescale, scale_log2);
 #pragma unroll
             for (int i = 0; i < KEYS / 16; i++) {
@@ -245,11 +297,11 @@ DEVICE void attention_sm90_forward_consume(typename AttentionSm90Forward<HS>::Sh
         for (tile--; tile >= 0; tile--) {
             float s[KEYS / 2];
             barrier_wait(&shared.k_full[k_stage.tile], k_stage.parity);
-            take_turn();
+            start_turn();
             start_product_abt<HS>(s, q, Tile::ROWS, shared.k[k_stage.tile][0][0], KEYS);
             barrier_wait(&shared.v_full[v_stage.tile], v_stage.parity);
             start_product_ab<HS>(o, p, shared.v[v_stage.tile][0][0], KEYS);  // of the tile before
-            pass_turn();
+            end_turn();
             wgmma_wait<1>();
             registers_settled(s);
             free_k();
@@ -269,9 +321,9 @@ DEVICE void attention_sm90_forward_consume(typename AttentionSm90Forward<HS>::Sh
         for (int half = 0; half < 2; half++) {
             row_sum[half] += __shfl_xor_sync(~0u, row_sum[half], 1);
             row_sum[half] += __shfl_xor_sync(~0u, row_sum[half], 2);
-            const int lane_row = row + threadIdx.x % 128 / 32 * 16 + 8 * half + lane_id() / 4;
-            if (lane_id() % 4 == 0 && lane_row < work.T)
-                lse[(size_t)head * work.T + lane_row] = LN_2 * (scale_log2 * row_max[half] + log2f(row_sum[half]));
+            const int out_row = row + lane_row() + 8 * half;
+            if (lane_id() % 4 == 0 && out_row < work.T)
+                lse[(size_t)head * work.T + out_row] = LN_2 * (scale_log2 * row_max[half] + log2f(row_sum[half]));
         }
         const float inverse[2] = {1.0f / row_sum[0], 1.0f / row_sum[1]};
         wgmma_wait<0>();
@@ -281,8 +333,8 @@ DEVICE void attention_sm90_forward_consume(typename AttentionSm90Forward<HS>::Sh
         // O leaves by way of Q's place, which only these four warps have read.
         store_to_slabs<HS>(q, Tile::ROWS, o, inverse);
         fence_async();
-        named_barrier_sync(4 + consumer, 128);
-        if (leader) {
+        meet(consumer);
+        if (is_leader()) {
 #pragma unroll
             for (int i = 0; i < HS / 64; i++)
                 tensor_store(out_map, shared.q[slot.tile][i][64 * consumer], 64 * i, row, head % work.NH, head / work.NH);
@@ -290,7 +342,7 @@ DEVICE void attention_sm90_forward_consume(typename AttentionSm90Forward<HS>::Sh
         }
         leaving = slot.tile;
     }
-    if (leader) store_wait_read<0>();
+    if (is_leader()) store_wait_read<0>();
 }
 
 // Grid: as many blocks as there are multiprocessors. The maps are of Q and of K and V in qkv, by ROWS and KEYS rows, and of out, by 64.
@@ -302,11 +354,9 @@ static __global__ __launch_bounds__(AttentionSm90Forward<HS>::THREADS, 1) void a
     DYNAMIC_SHARED(memory);
     typename Tile::Shared &shared = *(typename Tile::Shared *)memory;
     if (threadIdx.x == 0) {
-        for (int i = 0; i < Tile::Q_SLOTS; i++) barrier_init(&shared.q_full[i], 1), barrier_init(&shared.q_empty[i], Tile::CONSUMERS);
-        for (int i = 0; i < Tile::STAGES; i++) {
-            barrier_init(&shared.k_full[i], 1), barrier_init(&shared.k_empty[i], Tile::CONSUMERS);
-            barrier_init(&shared.v_full[i], 1), barrier_init(&shared.v_empty[i], Tile::CONSUMERS);
-        }
+        barriers_init(shared.q_full, 1), barriers_init(shared.q_empty, Tile::CONSUMERS);
+        barriers_init(shared.k_full, 1), barriers_init(shared.k_empty, Tile::CONSUMERS);
+        barriers_init(shared.v_full, 1), barriers_init(shared.v_empty, Tile::CONSUMERS);
         barrier_init_fence();
     }
     __syncthreads();
@@ -320,30 +370,11 @@ static __global__ __launch_bounds__(AttentionSm90Forward<HS>::THREADS, 1) void a
     }
 }
 
-static inline TensorMap attention_sm90_map(const bf16 *tensor, int B, int T, int slots, int HS, int rows) {
-    TensorMap map;
-    if (!tensor_map_make(&map, tensor, B, T, slots, HS, rows)) die_of_failure();
-    return map;
-}
-
-// The work of a launch, whose list of items `claims` is to count; and the grid.
-static inline AttentionWork attention_sm90_work(int B, int T, int NH, int HS, int rows, unsigned *claims) {
-    const int blocks = (T + rows - 1) / rows, section = (8 << 20) / (4 * HS) / T;
-    return {T, NH, B * NH, blocks, blocks * rows - (T + 63) / 64 * 64, B * NH * blocks, section < 4 ? 4 : section, claims,
-            1.0f / sqrtf((float)HS)};
-}
-static inline unsigned attention_sm90_grid(const AttentionWork &work) {
-    int device, multiprocessors;
-    CUDA_CHECK(cudaGetDevice(&device));
-    CUDA_CHECK(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
-    return work.items < multiprocessors ? work.items : multiprocessors;
-}
-
 template <int HS>
 static void attention_sm90_forward_of(bf16 *out, float *lse, const bf16 *qkv, unsigned *claims, int B, int T, int NH, bool causal,
                                       cudaStream_t stream) {
     using Tile = AttentionSm90Forward<HS>;
-    const AttentionWork work = attention_sm90_work(B, T, NH, HS, Tile::ROWS, claims);
+    const AttentionWork work = attention_sm90_work(B, T, NH, HS, Tile::ROWS, true, claims);
     const TensorMap q_map = attention_sm90_map(qkv, B, T, 3 * NH, HS, Tile::ROWS);
     const TensorMap kv_map = attention_sm90_map(qkv, B, T, 3 * NH, HS, Tile::KEYS);
     const TensorMap out_map = attention_sm90_map(out, B, T, NH, HS, 64);
@@ -351,4 +382,525 @@ static void attention_sm90_forward_of(bf16 *out, float *lse, const bf16 *qkv, un
     CUDA_CHECK(cudaMemsetAsync(claims, 0, sizeof *claims, stream));
     LAUNCH(kernel, attention_sm90_grid(work), Tile::THREADS, sizeof(typename Tile::Shared), stream, q_map, kv_map, out_map, lse, work);
 }
+// ----------------------------------------------------------------------------
+// Backward: dQ
+
+template <int HS> struct AttentionSm90Dq {
+    static constexpr int CONSUMERS = HS == 64 ? 3 : 2, ROWS = 64 * CONSUMERS, KEYS = 64, STAGES = HS == 64 ? 6 : 3, Q_SLOTS = 2;
+    static constexpr bool TAKE_TURNS = HS == 64;
+    static constexpr int THREADS = 128 * (CONSUMERS + 1);
+    static constexpr int REGISTERS = CONSUMERS == 3 ? 160 : 240, PRODUCER_REGISTERS = 32;
+
+    struct Shared {
+        bf16 q[Q_SLOTS][HS / 64][ROWS][64], dout[Q_SLOTS][HS / 64][ROWS][64];  // dQ leaves through q
+        bf16 k[STAGES][HS / 64][KEYS][64], v[STAGES][HS / 64][KEYS][64];
+        Barrier q_full[Q_SLOTS], q_empty[Q_SLOTS], k_full[STAGES], k_empty[STAGES], v_full[STAGES], v_empty[STAGES];
+        int item[Q_SLOTS];
+    };
+};
+
+// Starts to copy `rows` rows of all HS columns to a tile, of one slot of a tensor.
+template <int HS, int ROWS>
+DEVICE void load_rows(bf16 (&tile)[HS / 64][ROWS][64], const TensorMap *map, Barrier *full, int row, int slot, int batch) {
+#pragma unroll
+    for (int i = 0; i < HS / 64; i++) tensor_load(tile[i], map, full, 64 * i, row, slot, batch);
+}
+
+template <int HS, bool CAUSAL>
+DEVICE void attention_sm90_dq_produce(typename AttentionSm90Dq<HS>::Shared &shared, const TensorMap *q_map, const TensorMap *kv_map,
+                                      const TensorMap *dout_map, const TensorMap *out_map, const AttentionWork &work) {
+    using Tile = AttentionSm90Dq<HS>;
+    Ring<Tile::Q_SLOTS> slot;
+    Ring<Tile::STAGES> stage;
+    for (int item = blockIdx.x;;) {
+        barrier_wait(&shared.q_empty[slot.tile], slot.parity ^ 1);
+        Barrier *const q_full = &shared.q_full[slot.tile];
+        shared.item[slot.tile] = item < work.items ? item : -1;
+        if (item >= work.items) {
+            barrier_arrive(q_full);
+            return;
+        }
+        const int next = work_claim(work);
+        int head, block;
+        work_find<true>(work, item, &head, &block);
+        const int row = work_row(work, block, Tile::ROWS), n = head % work.NH, b = head / work.NH;
+        barrier_expect(q_full, sizeof shared.q[0] + sizeof shared.dout[0]);
+        load_rows<HS>(shared.q[slot.tile], q_map, q_full, row, n, b);
+        load_rows<HS>(shared.dout[slot.tile], dout_map, q_full, row, n, b);
+#pragma unroll
+        for (int i = 0; i < HS / 64; i++) tensor_prefetch(out_map, 64 * i, row, n, b);  // for rows_statistics()
+        slot.advance();
+        for (int tile = key_tiles<CAUSAL>(work.T, row, Tile::ROWS, Tile::KEYS) - 1; tile >= 0; tile--) {
+            barrier_wait(&shared.k_empty[stage.tile], stage.parity ^ 1);
+            barrier_expect(&shared.k_full[stage.tile], sizeof shared.k[0]);
+            load_rows<HS>(shared.k[stage.tile], kv_map, &shared.k_full[stage.tile], tile * Tile::KEYS, work.NH + n, b);
+            barrier_wait(&shared.v_empty[stage.tile], stage.parity ^ 1);
+            barrier_expect(&shared.v_full[stage.tile], sizeof shared.v[0]);
+            load_rows<HS>(shared.v[stage.tile], kv_map, &shared.v_full[stage.tile], tile * Tile::KEYS, 2 * work.NH + n, b);
+            stage.advance();
+        }
+        item = next;
+    }
+}
+
+// lse to base 2 and delta = rowsum(dO ∘ O) of a lane's two rows, `row` and `row` + 8; four lanes read a row of O each a quarter, and
+// the same of dO, from its tile. What dK and dV need of it goes to `stats`: (2, padded T) of this head. Rows from T on get an lse of
+// +inf, which makes their P zero.
+template <int HS, int ROWS>
+DEVICE void rows_statistics(float (&row_lse)[2], float (&delta)[2], float *stats, const bf16 *out, const float *lse,
+                            const bf16 (&dout)[HS / 64][ROWS][64], int tile_row, int row, int T, int padded_T, size_t stride) {
+#pragma unroll
+    for (int half = 0; half < 2; half++, row += 8, tile_row += 8) {
+        row_lse[half] = row < T ? LOG2_E * lse[row] : INFINITY;
+        delta[half] = 0;
+#pragma unroll
+        for (int i = 0; i < HS / 32; i++) {
+            const int chunk = lane_id() % 4 + 4 * i;  // of 8 elements
+            const bf16 *const in_tile = dout[chunk / 8][tile_row] + (chunk % 8 ^ tile_row % 8) * 8;
+            const uint4 a = *(const uint4 *)in_tile;
+            const uint4 b = row < T ? *(const uint4 *)(out + row * stride + 8 * chunk) : make_uint4(0, 0, 0, 0);
+            const uint32_t left[4] = {a.x, a.y, a.z, a.w}, right[4] = {b.x, b.y, b.z, b.w};
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                const float2 x = unpack_bf16(left[j]), y = unpack_bf16(right[j]);
+                delta[half] += x.x * y.x + x.y * y.y;
+            }
+        }
+        delta[half] += __shfl_xor_sync(~0u, delta[half], 1);
+        delta[half] += __shfl_xor_sync(~0u, delta[half], 2);
+        if (lane_id() % 4 == 0) {
+            stats[row] = row_lse[half];
+            stats[padded_T + row] = delta[half];
+        }
+    }
+}
+
+template <int HS, bool CAUSAL>
+DEVICE void attention_sm90_dq_consume(typename AttentionSm90Dq<HS>::Shared &shared, const TensorMap *dqkv_map, float *stats,
+                                      const bf16 *out, const float *lse, const AttentionWork &work, int padded_T, int consumer) {
+    using Tile = AttentionSm90Dq<HS>;
+    constexpr int KEYS = Tile::KEYS;
+    const float scale_log2 = LOG2_E * work.scale;
+    Ring<Tile::Q_SLOTS> slot;
+    Ring<Tile::STAGES> stage;  // of K and V for the scores; dQ uses K of the tile before
+    int leaving = -1;          // the slot through which dQ is leaving
+
+    auto start_turn = [&] { if (Tile::TAKE_TURNS) take_turn(consumer); };
+    auto end_turn = [&] { if (Tile::TAKE_TURNS) pass_turn<Tile::CONSUMERS>(consumer); };
+    auto free_leaving = [&] {
+        if (is_leader() && leaving >= 0) {
+            store_wait_read<0>();
+            barrier_arrive(&shared.q_empty[leaving]);
+        }
+        leaving = -1;
+    };
+
+    if (consumer == Tile::CONSUMERS - 1) end_turn();
+    for (;; slot.advance()) {
+        barrier_wait(&shared.q_full[slot.tile], slot.parity);
+        const int item = shared.item[slot.tile];
+        if (item < 0) break;
+        int head, block;
+        work_find<true>(work, item, &head, &block);
+        const int block_row = work_row(work, block, Tile::ROWS), row = block_row + 64 * consumer;
+        const bool any = row >= 0 && row < work.T;
+        bf16 *const q = shared.q[slot.tile][0][64 * consumer], *const dout = shared.dout[slot.tile][0][64 * consumer];
+
+        int tile = key_tiles<CAUSAL>(work.T, block_row, Tile::ROWS, KEYS) - 1;
+        for (const int last = any ? key_tiles<CAUSAL>(work.T, row, 64, KEYS) - 1 : -1; tile > last; tile--) {
+            start_turn();
+            end_turn();
+            barrier_wait(&shared.k_full[stage.tile], stage.parity);
+            barrier_wait(&shared.v_full[stage.tile], stage.parity);
+            meet(consumer);
+            release(&shared.k_empty[stage.tile]);
+            release(&shared.v_empty[stage.tile]);
+            stage.advance();
+        }
+        if (!any) {
+            free_leaving();
+            meet(consumer);
+            release(&shared.q_empty[slot.tile]);
+            continue;
+        }
+
+        float s[KEYS / 2], dp[KEYS / 2], dq[HS / 2] = {}, row_lse[2], delta[2];
+        uint32_t ds[KEYS / 16][4];
+        auto start_scores = [&] {
+            barrier_wait(&shared.k_full[stage.tile], stage.parity);
+            start_turn();
+            start_product_abt<HS>(s, q, Tile::ROWS, shared.k[stage.tile][0][0], KEYS);
+        };
+        auto start_dp = [&] {
+            barrier_wait(&shared.v_full[stage.tile], stage.parity);
+            start_product_abt<HS>(dp, dout, Tile::ROWS, shared.v[stage.tile][0][0], KEYS);
+            end_turn();
+        };
+        auto exponentials = [&] {
+#pragma unroll
+            for (int i = 0; i < KEYS / 2; i++) s[i] = exp2_approx(scale_log2 * s[i] - row_lse[i / 2 % 2]);
+        };
+        auto make_ds = [&] {
+#pragma unroll
+            for (int i = 0; i < KEYS / 2; i++) s[i] *= dp[i] - delta[i / 2 % 2];
+#pragma unroll
+            for (int i = 0; i < KEYS / 16; i++) pack_left(ds[i], s, i);
+        };
+
+        start_scores();
+        start_dp();
+        const size_t C = (size_t)work.NH * HS, first = (size_t)(head / work.NH) * work.T;
+        rows_statistics<HS>(row_lse, delta, stats + (size_t)head * 2 * padded_T, out + first * C + head % work.NH * HS,
+                            lse + (size_t)head * work.T, shared.dout[slot.tile], 64 * consumer + lane_row(), row + lane_row(), work.T,
+                            padded_T, C);
+        wgmma_wait<1>();
+        registers_settled(s);
+        if (CAUSAL || work.T % KEYS != 0) mask_scores(s, row, tile * KEYS, work.T, CAUSAL);  // no other tile needs it
+        exponentials();
+        wgmma_wait<0>();
+        registers_settled(dp);
+        release(&shared.v_empty[stage.tile]);
+        make_ds();
+        free_leaving();
+        for (tile--; tile >= 0; tile--) {
+            const int before = stage.tile;
+            stage.advance();
+            start_scores();
+            start_product_ab<HS>(dq, ds, shared.k[before][0][0], KEYS);
+            start_dp();
+            wgmma_wait<2>();
+            registers_settled(s);
+            exponentials();
+            wgmma_wait<1>();
+            registers_settled(dq);
+            registers_settled(ds);
+            release(&shared.k_empty[before]);
+            wgmma_wait<0>();
+            registers_settled(dp);
+            release(&shared.v_empty[stage.tile]);
+            make_ds();
+        }
+        start_product_ab<HS>(dq, ds, shared.k[stage.tile][0][0], KEYS);
+        wgmma_wait<0>();
+        registers_settled(dq);
+        release(&shared.k_empty[stage.tile]);
+        stage.advance();
+
+        const float scale[2] = {work.scale, work.scale};
+        store_to_slabs<HS>(q, Tile::ROWS, dq, scale);
+        fence_async();
+        meet(consumer);
+        if (is_leader()) {
+#pragma unroll
+            for (int i = 0; i < HS / 64; i++)
+                tensor_store(dqkv_map, shared.q[slot.tile][i][64 * consumer], 64 * i, row, head % work.NH, head / work.NH);
+            store_commit();
+        }
+        leaving = slot.tile;
+    }
+    if (is_leader()) store_wait_read<0>();
+}
+
+// Writes dQ, and the statistics that the next kernel needs. The maps are of qkv by ROWS and KEYS rows, dout and out by ROWS, dqkv by 64.
+template <int HS, bool CAUSAL>
+static __global__ __launch_bounds__(AttentionSm90Dq<HS>::THREADS, 1) void attention_sm90_dq_kernel(
+    const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap kv_map, const __grid_constant__ TensorMap dout_map,
+    const __grid_constant__ TensorMap out_map, const __grid_constant__ TensorMap dqkv_map, float *stats, const bf16 *out,
+    const float *lse, const __grid_constant__ AttentionWork work, int padded_T) {
+    using Tile = AttentionSm90Dq<HS>;
+    DYNAMIC_SHARED(memory);
+    typename Tile::Shared &shared = *(typename Tile::Shared *)memory;
+    if (threadIdx.x == 0) {
+        barriers_init(shared.q_full, 1), barriers_init(shared.q_empty, Tile::CONSUMERS);
+        barriers_init(shared.k_full, 1), barriers_init(shared.k_empty, Tile::CONSUMERS);
+        barriers_init(shared.v_full, 1), barriers_init(shared.v_empty, Tile::CONSUMERS);
+        barrier_init_fence();
+    }
+    __syncthreads();
+    const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);
+    if (warpgroup == Tile::CONSUMERS) {
+        registers_decrease<Tile::PRODUCER_REGISTERS>();
+        if (is_leader()) attention_sm90_dq_produce<HS, CAUSAL>(shared, &q_map, &kv_map, &dout_map, &out_map, work);
+    } else {
+        registers_increase<Tile::REGISTERS>();
+        attention_sm90_dq_consume<HS, CAUSAL>(shared, &dqkv_map, stats, out, lse, work, padded_T, warpgroup);
+    }
+}
+
+// ----------------------------------------------------------------------------
+// Backward: dK and dV
+
+template <int HS> struct AttentionSm90Dkdv {
+    static constexpr int CONSUMERS = 2, KEYS = 64 * CONSUMERS, ROWS = 64, STAGES = HS == 64 ? 6 : 3, KV_SLOTS = 2;
+    static constexpr bool TAKE_TURNS = HS == 64;
+    static constexpr bool KV_IN_REGISTERS = HS == 64;  // as left factors; else each product reads them from shared memory
+    static constexpr bool DV_OVERLAPS = HS == 64;      // with the next tile's scores, for which P has to stay in registers longer
+    static constexpr int THREADS = 128 * (CONSUMERS + 1), REGISTERS = 240, PRODUCER_REGISTERS = 32;
+
+    struct Shared {
+        bf16 k[KV_SLOTS][HS / 64][KEYS][64], v[KV_SLOTS][HS / 64][KEYS][64];  // dK and dV leave through them
+        bf16 q[STAGES][HS / 64][ROWS][64], dout[STAGES][HS / 64][ROWS][64];
+        float lse[STAGES][ROWS], delta[STAGES][ROWS];
+        Barrier kv_full[KV_SLOTS], kv_empty[KV_SLOTS], q_full[STAGES], q_empty[STAGES], dout_full[STAGES], dout_empty[STAGES];
+        int item[KV_SLOTS];
+    };
+};
+
+template <int HS, bool CAUSAL>
+DEVICE void attention_sm90_dkdv_produce(typename AttentionSm90Dkdv<HS>::Shared &shared, const TensorMap *kv_map, const TensorMap *q_map,
+                                        const TensorMap *dout_map, const float *stats, const AttentionWork &work, int padded_T) {
+    using Tile = AttentionSm90Dkdv<HS>;
+    const int tiles = (work.T + Tile::ROWS - 1) / Tile::ROWS;
+    Ring<Tile::KV_SLOTS> slot;
+    Ring<Tile::STAGES> stage;
+    for (int item = blockIdx.x;;) {
+        barrier_wait(&shared.kv_empty[slot.tile], slot.parity ^ 1);
+        Barrier *const kv_full = &shared.kv_full[slot.tile];
+        shared.item[slot.tile] = item < work.items ? item : -1;
+        if (item >= work.items) {
+            barrier_arrive(kv_full);
+            return;
+        }
+        const int next = work_claim(work);
+        int head, block;
+        work_find<false>(work, item, &head, &block);
+        const int first_key = work_row(work, block, Tile::KEYS), n = head % work.NH, b = head / work.NH;
+        const float *const head_stats = stats + (size_t)head * 2 * padded_T;
+        barrier_expect(kv_full, sizeof shared.k[0] + sizeof shared.v[0]);
+        load_rows<HS>(shared.k[slot.tile], kv_map, kv_full, first_key, work.NH + n, b);
+        load_rows<HS>(shared.v[slot.tile], kv_map, kv_full, first_key, 2 * work.NH + n, b);
+        slot.advance();
+#pragma unroll 1
+        for (int tile = CAUSAL ? first_key / Tile::ROWS : 0; tile < tiles; tile++) {
+            const int row = tile * Tile::ROWS;
+            Barrier *const q_full = &shared.q_full[stage.tile], *const dout_full = &shared.dout_full[stage.tile];
+            barrier_wait(&shared.q_empty[stage.tile], stage.parity ^ 1);
+            barrier_expect(q_full, sizeof shared.q[0] + sizeof shared.lse[0]);
+            load_rows<HS>(shared.q[stage.tile], q_map, q_full, row, n, b);
+            bulk_load(shared.lse[stage.tile], head_stats + row, sizeof shared.lse[0], q_full);
+            barrier_wait(&shared.dout_empty[stage.tile], stage.parity ^ 1);
+            barrier_expect(dout_full, sizeof shared.dout[0] + sizeof shared.delta[0]);
+            load_rows<HS>(shared.dout[stage.tile], dout_map, dout_full, row, n, b);
+            bulk_load(shared.delta[stage.tile], head_stats + padded_T + row, sizeof shared.delta[0], dout_full);
+            stage.advance();
+        }
+        item = next;
+    }
+}
+
+template <int HS, bool CAUSAL>
+DEVICE void attention_sm90_dkdv_consume(typename AttentionSm90Dkdv<HS>::Shared &shared, const TensorMap *dqkv_map,
+                                        const AttentionWork &work, int consumer) {
+    using Tile = AttentionSm90Dkdv<HS>;
+    constexpr int ROWS = Tile::ROWS;
+    const int tiles = (work.T + ROWS - 1) / ROWS;
+    const float scale_log2 = LOG2_E * work.scale;
+    Ring<Tile::KV_SLOTS> slot;
+    Ring<Tile::STAGES> stage;
+    int leaving = -1;  // the slot through which dK and dV are leaving
+
+    auto start_turn = [&] { if (Tile::TAKE_TURNS) take_turn(consumer); };
+    auto end_turn = [&] { if (Tile::TAKE_TURNS) pass_turn<Tile::CONSUMERS>(consumer); };
+    auto free_leaving = [&] {
+        if (is_leader() && leaving >= 0) {
+            store_wait_read<0>();
+            barrier_arrive(&shared.kv_empty[leaving]);
+        }
+        leaving = -1;
+    };
+
+    if (consumer == Tile::CONSUMERS - 1) end_turn();
+    for (;; slot.advance()) {
+        barrier_wait(&shared.kv_full[slot.tile], slot.parity);
+        const int item = shared.item[slot.tile];
+        if (item < 0) break;
+        int head, block;
+        work_find<false>(work, item, &head, &block);
+        const int block_key = work_row(work, block, Tile::KEYS), key = block_key + 64 * consumer;
+
+        // Tiles of queries that see none of these keys, as all are earlier; or there are no such keys.
+        int tile = CAUSAL ? block_key / ROWS : 0;
+        const bool any = key < work.T;
+        for (const int first = !any ? tiles : CAUSAL ? key / ROWS : 0; tile < first; tile++) {
+            start_turn();
+            end_turn();
+            barrier_wait(&shared.q_full[stage.tile], stage.parity);
+            barrier_wait(&shared.dout_full[stage.tile], stage.parity);
+            meet(consumer);
+            release(&shared.q_empty[stage.tile]);
+            release(&shared.dout_empty[stage.tile]);
+            stage.advance();
+        }
+        if (!any) {
+            free_leaving();
+            meet(consumer);
+            release(&shared.kv_empty[slot.tile]);
+            continue;
+        }
+
+        float s[ROWS / 2], dp[ROWS / 2], dk[HS / 2] = {}, dv[HS / 2] = {};  // of all scores the transposes: keys are rows
+        uint32_t p[ROWS / 16][4], ds[ROWS / 16][4], k_left[HS / 16][4], v_left[HS / 16][4];
+        if (Tile::KV_IN_REGISTERS) {
+#pragma unroll
+            for (int i = 0; i < HS / 16; i++) {
+                const int row = 64 * consumer + threadIdx.x % 128 / 32 * 16;
+                load_left<64>(k_left[i], shared.k[slot.tile][i / 4][0], row, i % 4 * 16);
+                load_left<64>(v_left[i], shared.v[slot.tile][i / 4][0], row, i % 4 * 16);
+            }
+        }
+        auto start_scores = [&] {
+            const bf16 *const q = shared.q[stage.tile][0][0];
+            barrier_wait(&shared.q_full[stage.tile], stage.parity);
+            start_turn();
+            if constexpr (Tile::KV_IN_REGISTERS) start_product_abt<HS>(s, k_left, q, ROWS);
+            else start_product_abt<HS>(s, shared.k[opaque(slot.tile)][0][64 * consumer], Tile::KEYS, q, ROWS);
+        };
+        auto start_dp = [&] {
+            const bf16 *const dout = shared.dout[stage.tile][0][0];
+            barrier_wait(&shared.dout_full[stage.tile], stage.parity);
+            if constexpr (Tile::KV_IN_REGISTERS) start_product_abt<HS>(dp, v_left, dout, ROWS);
+            else start_product_abt<HS>(dp, shared.v[opaque(slot.tile)][0][64 * consumer], Tile::KEYS, dout, ROWS);
+            end_turn();
+        };
+        auto exponentials = [&] {
+            const float *const lse = shared.lse[stage.tile] + lane_id() % 4 * 2;
+#pragma unroll
+            for (int i = 0; i < ROWS / 2; i += 4) {
+                const float2 l = *(const float2 *)(lse + 2 * i);
+#pragma unroll
+                for (int j = 0; j < 4; j++) s[i + j] = exp2_approx(scale_log2 * s[i + j] - (j % 2 ? l.y : l.x));
+            }
+        };
+        auto start_dv = [&] {
+#pragma unroll
+            for (int i = 0; i < ROWS / 16; i++) pack_left(p[i], s, i);
+            start_product_ab<HS>(dv, p, shared.dout[stage.tile][0][0], ROWS);
+        };
+        auto end_dv = [&](int stage) {
+            registers_settled(dv);
+            registers_settled(p);
+            release(&shared.dout_empty[stage]);
+        };
+        auto make_ds = [&] {
+            const float *const delta = shared.delta[stage.tile] + lane_id() % 4 * 2;
+#pragma unroll
+            for (int i = 0; i < ROWS / 2; i += 4) {
+                const float2 d = *(const float2 *)(delta + 2 * i);
+#pragma unroll
+                for (int j = 0; j < 4; j++) s[i + j] *= dp[i + j] - (j % 2 ? d.y : d.x);
+            }
+#pragma unroll
+            for (int i = 0; i < ROWS / 16; i++) pack_left(ds[i], s, i);
+        };
+
+        auto finish_dp = [&] {
+            wgmma_wait<1>();
+            registers_settled(dp);
+            make_ds();
+            if (!Tile::DV_OVERLAPS) {
+                wgmma_wait<0>();
+                end_dv(stage.tile);
+            }
+        };
+
+        start_scores();
+        start_dp();
+        free_leaving();
+        wgmma_wait<1>();
+        registers_settled(s);
+        exponentials();
+        if (CAUSAL) mask_transposed(s, key, tile * ROWS);  // no other tile needs it: queries from T on have an lse of +inf
+        start_dv();
+        finish_dp();
+        for (tile++; tile < tiles; tile++) {
+            const int before = stage.tile;
+            stage.advance();
+            start_scores();
+            start_product_ab<HS>(dk, ds, shared.q[before][0][0], ROWS);
+            start_dp();
+            wgmma_wait<2>();
+            registers_settled(s);
+            if (Tile::DV_OVERLAPS) end_dv(before);
+            exponentials();
+            wgmma_wait<1>();
+            registers_settled(dk);
+            registers_settled(ds);
+            release(&shared.q_empty[before]);
+            start_dv();
+            finish_dp();
+        }
+        start_product_ab<HS>(dk, ds, shared.q[stage.tile][0][0], ROWS);
+        wgmma_wait<0>();
+        registers_settled(dk);
+        if (Tile::DV_OVERLAPS) end_dv(stage.tile);
+        release(&shared.q_empty[stage.tile]);
+        stage.advance();
+
+        const float dk_scale[2] = {work.scale, work.scale}, dv_scale[2] = {1, 1};
+        store_to_slabs<HS>(shared.k[slot.tile][0][64 * consumer], Tile::KEYS, dk, dk_scale);
+        store_to_slabs<HS>(shared.v[slot.tile][0][64 * consumer], Tile::KEYS, dv, dv_scale);
+        fence_async();
+        meet(consumer);
+        if (is_leader()) {
+            const int n = head % work.NH, b = head / work.NH;
+#pragma unroll
+            for (int i = 0; i < HS / 64; i++) {
+                tensor_store(dqkv_map, shared.k[slot.tile][i][64 * consumer], 64 * i, key, work.NH + n, b);
+                tensor_store(dqkv_map, shared.v[slot.tile][i][64 * consumer], 64 * i, key, 2 * work.NH + n, b);
+            }
+            store_commit();
+        }
+        leaving = slot.tile;
+    }
+    if (is_leader()) store_wait_read<0>();
+}
+
+// The maps are of qkv by KEYS and by ROWS rows, dout by ROWS, dqkv by 64.
+template <int HS, bool CAUSAL>
+static __global__ __launch_bounds__(AttentionSm90Dkdv<HS>::THREADS, 1) void attention_sm90_dkdv_kernel(
+    const __grid_constant__ TensorMap kv_map, const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap dout_map,
+    const __grid_constant__ TensorMap dqkv_map, const float *stats, const __grid_constant__ AttentionWork work, int padded_T) {
+    using Tile = AttentionSm90Dkdv<HS>;
+    DYNAMIC_SHARED(memory);
+    typename Tile::Shared &shared = *(typename Tile::Shared *)memory;
+    if (threadIdx.x == 0) {
+        barriers_init(shared.kv_full, 1), barriers_init(shared.kv_empty, Tile::CONSUMERS);
+        barriers_init(shared.q_full, 1), barriers_init(shared.q_empty, Tile::CONSUMERS);
+        barriers_init(shared.dout_full, 1), barriers_init(shared.dout_empty, Tile::CONSUMERS);
+        barrier_init_fence();
+    }
+    __syncthreads();
+    const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);
+    if (warpgroup == Tile::CONSUMERS) {
+        registers_decrease<Tile::PRODUCER_REGISTERS>();
+        if (is_leader()) attention_sm90_dkdv_produce<HS, CAUSAL>(shared, &kv_map, &q_map, &dout_map, stats, work, padded_T);
+    } else {
+        registers_increase<Tile::REGISTERS>();
+        attention_sm90_dkdv_consume<HS, CAUSAL>(shared, &dqkv_map, work, warpgroup);
+    }
+}
+
+// stats: (B, NH, 2, padded T)
+template <int HS>
+static void attention_sm90_backward_of(bf16 *dqkv, const bf16 *dout, const bf16 *qkv, const bf16 *out, const float *lse, float *stats,
+                                       unsigned *claims, int B, int T, int NH, bool causal, int padded_T, cudaStream_t stream) {
+    using Dq = AttentionSm90Dq<HS>;
+    using Dkdv = AttentionSm90Dkdv<HS>;
+    const TensorMap dqkv_map = attention_sm90_map(dqkv, B, T, 3 * NH, HS, 64);
+    CUDA_CHECK(cudaMemsetAsync(claims, 0, 2 * sizeof *claims, stream));
+
+    const AttentionWork dq_work = attention_sm90_work(B, T, NH, HS, Dq::ROWS, true, claims);
+    auto dq = causal ? attention_sm90_dq_kernel<HS, true> : attention_sm90_dq_kernel<HS, false>;
+    LAUNCH(dq, attention_sm90_grid(dq_work), Dq::THREADS, sizeof(typename Dq::Shared), stream,
+           attention_sm90_map(qkv, B, T, 3 * NH, HS, Dq::ROWS), attention_sm90_map(qkv, B, T, 3 * NH, HS, Dq::KEYS),
+           attention_sm90_map(dout, B, T, NH, HS, Dq::ROWS), attention_sm90_map(out, B, T, NH, HS, Dq::ROWS), dqkv_map, stats, out, lse,
+           dq_work, padded_T);
+
+    const AttentionWork dkdv_work = attention_sm90_work(B, T, NH, HS, Dkdv::KEYS, false, claims + 1);
+    auto dkdv = causal ? attention_sm90_dkdv_kernel<HS, true> : attention_sm90_dkdv_kernel<HS, false>;
+    LAUNCH(dkdv, attention_sm90_grid(dkdv_work), Dkdv::THREADS, sizeof(typename Dkdv::Shared), stream,
+           attention_sm90_map(qkv, B, T, 3 * NH, HS, Dkdv::KEYS), attention_sm90_map(qkv, B, T, 3 * NH, HS, Dkdv::ROWS),
+           attention_sm90_map(dout, B, T, NH, HS, Dkdv::ROWS), dqkv_map, stats, dkdv_work, padded_T);
+}
+
 #endif

@@ -511,6 +511,7 @@ inline void tensor_load(void *to, const TensorMap *map, Barrier *barrier, int co
 inline void bulk_load(void *to, const void *from, unsigned bytes, Barrier *barrier) {
     cuda_on_cpu::start_transfer({{}, 0, 0, 0, 0, (unsigned char *)to, bytes, from, barrier}, 16);
 }
+inline void tensor_prefetch(const TensorMap *, int, int, int, int) {}
 inline void tensor_store(const TensorMap *map, const void *from, int column, int row, int slot, int batch) {
     unsigned char *slab = (unsigned char *)from;
     const unsigned thread = cuda_on_cpu::thread_number(), group = cuda_on_cpu::hopper().threads[thread].stores;

@@ -98,6 +98,12 @@ DEVICE void tensor_load(void *to, const TensorMap *map, Barrier *barrier, int co
                : "memory");
 }
 
+// Starts to copy a box to the L2 cache.
+DEVICE void tensor_prefetch(const TensorMap *map, int column, int row, int slot, int batch) {
+    HOPPER_PTX("cp.async.bulk.prefetch.tensor.4d.L2.global.tile [%0, {%1, %2, %3, %4}];"
+               :: "l"(map), "r"(column), "r"(row), "r"(slot), "r"(batch) : "memory");
+}
+
 // Starts to copy a slab to the tensor; what would lie outside of it is left out.
 DEVICE void tensor_store(const TensorMap *map, const void *from, int column, int row, int slot, int batch) {
     HOPPER_PTX("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];"

@@ -1,6 +1,7 @@
 // What an attention variant is: two functions on device memory, and what the harness (main.cu) needs to know of them.
 //
-// A variant is one file beside this one that ends with VARIANT(name, "idea"); the Makefile finds it there.
+// A variant is one file beside this one that ends with VARIANT(name, "idea"), or with PARTIAL_VARIANT(name, "idea") if it is made for
+// some GPUs or head sizes only; the Makefile finds it there.
 #ifndef VARIANT_H
 #define VARIANT_H
 
@@ -12,6 +13,7 @@ struct Shape { int B, T, NH, HS; bool causal; };
 // All pointers are to device memory, at multiples of 16 bytes, all tensors contiguous, all functions asynchronous on `stream`.
 struct Variant {
     const char *name, *idea;
+    bool partial;  // it may refuse any shape; else it has to support head sizes 32, 64 and 128 on all GPUs
 
     // Can it compute this shape on the current device? If not, false after fail("what is supported").
     bool (*supports)(Shape s);
@@ -59,9 +61,11 @@ enum { MAX_VARIANTS = 16 };
 extern Variant variants[MAX_VARIANTS];  // in the order of their files' names, but for the trainer, which the Makefile puts last
 extern int variant_count;
 
-#define VARIANT(name, idea)                                                                                     \
-    __attribute__((constructor)) static void add_variant(void) {                                                \
-        variants[variant_count++] = {#name, idea, supports, workspace_bytes, attention_forward, attention_backward}; \
+#define VARIANT(name, idea) ADD_VARIANT(name, idea, false)
+#define PARTIAL_VARIANT(name, idea) ADD_VARIANT(name, idea, true)
+#define ADD_VARIANT(name, idea, partial)                                                                                     \
+    __attribute__((constructor)) static void add_variant(void) {                                                             \
+        variants[variant_count++] = {#name, idea, partial, supports, workspace_bytes, attention_forward, attention_backward}; \
     }
 
 #endif

@@ -194,6 +194,7 @@ DEVICE void attention_sm90_forward_produce(typename AttentionSm90Forward<HS>::Sh
 #pragma unroll
         for (int i = 0; i < HS / 64; i++) tensor_load(shared.q[slot.tile][i], q_map, q_full, 64 * i, row, n, b);
         slot.advance();
+#pragma unroll 1
         for (int tile = key_tiles<CAUSAL>(work.T, row, Tile::ROWS, Tile::KEYS) - 1; tile >= 0; tile--) {
             Barrier *const k_full = &shared.k_full[stage.tile], *const v_full = &shared.v_full[stage.tile];
             barrier_wait(&shared.k_empty[stage.tile], stage.parity ^ 1);
@@ -248,6 +249,7 @@ DEVICE void attention_sm90_forward_consume(typename AttentionSm90Forward<HS>::Sh
         // Tiles of keys from the last to the first. Those beyond the diagonal are the other consumers' only. (A product needs all four
         // warps; where there is none, they have to meet before the leader frees what a slow one may still have to wait for.)
         int tile = key_tiles<CAUSAL>(work.T, block_row, Tile::ROWS, KEYS) - 1;
+#pragma unroll 1
         for (const int last = any ? key_tiles<CAUSAL>(work.T, row, 64, KEYS) - 1 : -1; tile > last; tile--) {
             start_turn();
             end_turn();
@@ -306,6 +308,7 @@ DEVICE void attention_sm90_forward_consume(typename AttentionSm90Forward<HS>::Sh
             registers_settled(s);
             free_k();
             online_softmax(s, row_max, row_sum, rescale, scale_log2);
+            keep_behind(row_sum[0] + row_sum[1]);
             wgmma_wait<0>();
             registers_settled(o);
             registers_settled(p);
@@ -430,6 +433,7 @@ DEVICE void attention_sm90_dq_produce(typename AttentionSm90Dq<HS>::Shared &shar
 #pragma unroll
         for (int i = 0; i < HS / 64; i++) tensor_prefetch(out_map, 64 * i, row, n, b);  // for rows_statistics()
         slot.advance();
+#pragma unroll 1
         for (int tile = key_tiles<CAUSAL>(work.T, row, Tile::ROWS, Tile::KEYS) - 1; tile >= 0; tile--) {
             barrier_wait(&shared.k_empty[stage.tile], stage.parity ^ 1);
             barrier_expect(&shared.k_full[stage.tile], sizeof shared.k[0]);
@@ -507,6 +511,7 @@ DEVICE void attention_sm90_dq_consume(typename AttentionSm90Dq<HS>::Shared &shar
         bf16 *const q = shared.q[slot.tile][0][64 * consumer], *const dout = shared.dout[slot.tile][0][64 * consumer];
 
         int tile = key_tiles<CAUSAL>(work.T, block_row, Tile::ROWS, KEYS) - 1;
+#pragma unroll 1
         for (const int last = any ? key_tiles<CAUSAL>(work.T, row, 64, KEYS) - 1 : -1; tile > last; tile--) {
             start_turn();
             end_turn();
@@ -557,6 +562,7 @@ DEVICE void attention_sm90_dq_consume(typename AttentionSm90Dq<HS>::Shared &shar
         registers_settled(s);
         if (CAUSAL || work.T % KEYS != 0) mask_scores(s, row, tile * KEYS, work.T, CAUSAL);  // no other tile needs it
         exponentials();
+        keep_behind(s[0]);
         wgmma_wait<0>();
         registers_settled(dp);
         release(&shared.v_empty[stage.tile]);
@@ -571,6 +577,7 @@ DEVICE void attention_sm90_dq_consume(typename AttentionSm90Dq<HS>::Shared &shar
             wgmma_wait<2>();
             registers_settled(s);
             exponentials();
+            keep_behind(s[0]);
             wgmma_wait<1>();
             registers_settled(dq);
             registers_settled(ds);
@@ -721,6 +728,7 @@ DEVICE void attention_sm90_dkdv_consume(typename AttentionSm90Dkdv<HS>::Shared &
         // Tiles of queries that see none of these keys, as all are earlier; or there are no such keys.
         int tile = CAUSAL ? block_key / ROWS : 0;
         const bool any = key < work.T;
+#pragma unroll 1
         for (const int first = !any ? tiles : CAUSAL ? key / ROWS : 0; tile < first; tile++) {
             start_turn();
             end_turn();
@@ -822,6 +830,7 @@ DEVICE void attention_sm90_dkdv_consume(typename AttentionSm90Dkdv<HS>::Shared &
             registers_settled(s);
             if (Tile::DV_OVERLAPS) end_dv(before);
             exponentials();
+            keep_behind(s[0]);
             wgmma_wait<1>();
             registers_settled(dk);
             registers_settled(ds);

@@ -534,6 +534,7 @@ inline void stmatrix_x4(void *row, uint32_t r0, uint32_t r1, uint32_t r2, uint32
 template <int N> inline void registers_increase(void) { static_assert(N % 8 == 0 && N >= 24 && N <= 256, "so setmaxnreg"); }
 template <int N> inline void registers_decrease(void) { registers_increase<N>(); }
 template <typename T, int N> inline void registers_settled(T (&)[N]) {}
+inline void keep_behind(float) {}
 
 // Shared memory's addresses are counted from the start of its dynamic part, where all slabs have to be.
 inline uint64_t matrix_descriptor(const void *tile, unsigned leading_bytes, unsigned stride_bytes) {

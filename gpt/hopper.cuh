@@ -176,6 +176,15 @@ template <int N> DEVICE void registers_settled(uint32_t (&registers)[N][4]) {
     for (int i = 0; i < N; i++) registers_settled(registers[i]);
 }
 
+// Keeps the waits that follow behind the arithmetic before, of which x is a result. ptxas knows that it may not touch a product's
+// registers before the wait, but moves the wait itself up, past arithmetic that was to go on beside the product. It does not
+// move it past this branch, which is not taken: no arithmetic makes a NaN of these bits.
+DEVICE void keep_behind(float x) {
+    HOPPER_PTX("{\n.reg .pred impossible;\n"
+               "setp.eq.u32 impossible, %0, 0xffffffff;\n"
+               "@impossible nanosleep.u32 1;\n}" :: "r"(__float_as_uint(x)) : "memory");
+}
+
 // wgmma<A_TRANSPOSED, B_TRANSPOSED>(d, a, b, accumulate) and, with A in registers, wgmma_registers<B_TRANSPOSED>(d, a, b, accumulate).
 // N, which is twice the size of d, is 64, 72, 96 or 128. ("wgmma.mma_async")
 //

@@ -402,6 +402,12 @@ template <int HS> struct AttentionSm90Dq {
     };
 };
 
+// 64 rows of a tile, from `row` on, as a left factor.
+template <int HS, int ROWS> DEVICE void load_left_rows(uint32_t (&left)[HS / 16][4], const bf16 (&tile)[HS / 64][ROWS][64], int row) {
+#pragma unroll
+    for (int i = 0; i < HS / 16; i++) load_left<64>(left[i], tile[i / 4][0], row + threadIdx.x % 128 / 32 * 16, i % 4 * 16);
+}
+
 // Starts to copy `rows` rows of all HS columns to a tile, of one slot of a tensor.
 template <int HS, int ROWS>
 DEVICE void load_rows(bf16 (&tile)[HS / 64][ROWS][64], const TensorMap *map, Barrier *full, int row, int slot, int batch) {
@@ -447,16 +453,16 @@ DEVICE void attention_sm90_dq_produce(typename AttentionSm90Dq<HS>::Shared &shar
     }
 }
 
-// lse to base 2 and delta = rowsum(dO ∘ O) of a lane's two rows, `row` and `row` + 8; four lanes read a row of O each a quarter, and
+// lse to base 2 and -delta = -rowsum(dO ∘ O) of a lane's two rows, `row` and `row` + 8; four lanes read a row of O each a quarter, and
 // the same of dO, from its tile. What dK and dV need of it goes to `stats`: (2, padded T) of this head. Rows from T on get an lse of
 // +inf, which makes their P zero.
 template <int HS, int ROWS>
-DEVICE void rows_statistics(float (&row_lse)[2], float (&delta)[2], float *stats, const bf16 *out, const float *lse,
+DEVICE void rows_statistics(float (&row_lse)[2], float (&minus_delta)[2], float *stats, const bf16 *out, const float *lse,
                             const bf16 (&dout)[HS / 64][ROWS][64], int tile_row, int row, int T, int padded_T, size_t stride) {
 #pragma unroll
     for (int half = 0; half < 2; half++, row += 8, tile_row += 8) {
         row_lse[half] = row < T ? LOG2_E * lse[row] : INFINITY;
-        delta[half] = 0;
+        minus_delta[half] = 0;
 #pragma unroll
         for (int i = 0; i < HS / 32; i++) {
             const int chunk = lane_id() % 4 + 4 * i;  // of 8 elements
@@ -467,14 +473,14 @@ DEVICE void rows_statistics(float (&row_lse)[2], float (&delta)[2], float *stats
 #pragma unroll
             for (int j = 0; j < 4; j++) {
                 const float2 x = unpack_bf16(left[j]), y = unpack_bf16(right[j]);
-                delta[half] += x.x * y.x + x.y * y.y;
+                minus_delta[half] -= x.x * y.x + x.y * y.y;
             }
         }
-        delta[half] += __shfl_xor_sync(~0u, delta[half], 1);
-        delta[half] += __shfl_xor_sync(~0u, delta[half], 2);
+        minus_delta[half] += __shfl_xor_sync(~0u, minus_delta[half], 1);
+        minus_delta[half] += __shfl_xor_sync(~0u, minus_delta[half], 2);
         if (lane_id() % 4 == 0) {
             stats[row] = row_lse[half];
-            stats[padded_T + row] = delta[half];
+            stats[padded_T + row] = minus_delta[half];
         }
     }
 }
@@ -529,7 +535,7 @@ DEVICE void attention_sm90_dq_consume(typename AttentionSm90Dq<HS>::Shared &shar
             continue;
         }
 
-        float s[KEYS / 2], dp[KEYS / 2], dq[HS / 2] = {}, row_lse[2], delta[2];
+        float s[KEYS / 2], dp[KEYS / 2], dq[HS / 2] = {}, row_lse[2], minus_delta[2];
         uint32_t ds[KEYS / 16][4];
         auto start_scores = [&] {
             barrier_wait(&shared.k_full[stage.tile], stage.parity);
@@ -547,7 +553,7 @@ DEVICE void attention_sm90_dq_consume(typename AttentionSm90Dq<HS>::Shared &shar
         };
         auto make_ds = [&] {
 #pragma unroll
-            for (int i = 0; i < KEYS / 2; i++) s[i] *= dp[i] - delta[i / 2 % 2];
+            for (int i = 0; i < KEYS / 2; i++) s[i] *= dp[i] + minus_delta[i / 2 % 2];
 #pragma unroll
             for (int i = 0; i < KEYS / 16; i++) pack_left(ds[i], s, i);
         };
@@ -555,7 +561,7 @@ DEVICE void attention_sm90_dq_consume(typename AttentionSm90Dq<HS>::Shared &shar
         start_scores();
         start_dp();
         const size_t C = (size_t)work.NH * HS, first = (size_t)(head / work.NH) * work.T;
-        rows_statistics<HS>(row_lse, delta, stats + (size_t)head * 2 * padded_T, out + first * C + head % work.NH * HS,
+        rows_statistics<HS>(row_lse, minus_delta, stats + (size_t)head * 2 * padded_T, out + first * C + head % work.NH * HS,
                             lse + (size_t)head * work.T, shared.dout[slot.tile], 64 * consumer + lane_row(), row + lane_row(), work.T,
                             padded_T, C);
         wgmma_wait<1>();
@@ -647,7 +653,7 @@ template <int HS> struct AttentionSm90Dkdv {
     struct Shared {
         bf16 k[KV_SLOTS][HS / 64][KEYS][64], v[KV_SLOTS][HS / 64][KEYS][64];  // dK and dV leave through them
         bf16 q[STAGES][HS / 64][ROWS][64], dout[STAGES][HS / 64][ROWS][64];
-        float lse[STAGES][ROWS], delta[STAGES][ROWS];
+        float lse[STAGES][ROWS], minus_delta[STAGES][ROWS];
         Barrier kv_full[KV_SLOTS], kv_empty[KV_SLOTS], q_full[STAGES], q_empty[STAGES], dout_full[STAGES], dout_empty[STAGES];
         int item[KV_SLOTS];
     };
@@ -686,9 +692,9 @@ DEVICE void attention_sm90_dkdv_produce(typename AttentionSm90Dkdv<HS>::Shared &
             load_rows<HS>(shared.q[stage.tile], q_map, q_full, row, n, b);
             bulk_load(shared.lse[stage.tile], head_stats + row, sizeof shared.lse[0], q_full);
             barrier_wait(&shared.dout_empty[stage.tile], stage.parity ^ 1);
-            barrier_expect(dout_full, sizeof shared.dout[0] + sizeof shared.delta[0]);
+            barrier_expect(dout_full, sizeof shared.dout[0] + sizeof shared.minus_delta[0]);
             load_rows<HS>(shared.dout[stage.tile], dout_map, dout_full, row, n, b);
-            bulk_load(shared.delta[stage.tile], head_stats + padded_T + row, sizeof shared.delta[0], dout_full);
+            bulk_load(shared.minus_delta[stage.tile], head_stats + padded_T + row, sizeof shared.minus_delta[0], dout_full);
             stage.advance();
         }
         item = next;
@@ -749,12 +755,8 @@ DEVICE void attention_sm90_dkdv_consume(typename AttentionSm90Dkdv<HS>::Shared &
         float s[ROWS / 2], dp[ROWS / 2], dk[HS / 2] = {}, dv[HS / 2] = {};  // of all scores the transposes: keys are rows
         uint32_t p[ROWS / 16][4], ds[ROWS / 16][4], k_left[HS / 16][4], v_left[HS / 16][4];
         if (Tile::KV_IN_REGISTERS) {
-#pragma unroll
-            for (int i = 0; i < HS / 16; i++) {
-                const int row = 64 * consumer + threadIdx.x % 128 / 32 * 16;
-                load_left<64>(k_left[i], shared.k[slot.tile][i / 4][0], row, i % 4 * 16);
-                load_left<64>(v_left[i], shared.v[slot.tile][i / 4][0], row, i % 4 * 16);
-            }
+            load_left_rows<HS>(k_left, shared.k[slot.tile], 64 * consumer);
+            load_left_rows<HS>(v_left, shared.v[slot.tile], 64 * consumer);
         }
         auto start_scores = [&] {
             const bf16 *const q = shared.q[stage.tile][0][0];
@@ -790,12 +792,12 @@ DEVICE void attention_sm90_dkdv_consume(typename AttentionSm90Dkdv<HS>::Shared &
             release(&shared.dout_empty[stage]);
         };
         auto make_ds = [&] {
-            const float *const delta = shared.delta[stage.tile] + lane_id() % 4 * 2;
+            const float *const minus_delta = shared.minus_delta[stage.tile] + lane_id() % 4 * 2;
 #pragma unroll
             for (int i = 0; i < ROWS / 2; i += 4) {
-                const float2 d = *(const float2 *)(delta + 2 * i);
+                const float2 d = *(const float2 *)(minus_delta + 2 * i);
 #pragma unroll
-                for (int j = 0; j < 4; j++) s[i + j] *= dp[i + j] - (j % 2 ? d.y : d.x);
+                for (int j = 0; j < 4; j++) s[i + j] *= dp[i + j] + (j % 2 ? d.y : d.x);
             }
 #pragma unroll
             for (int i = 0; i < ROWS / 16; i++) pack_left(ds[i], s, i);
@@ -887,6 +889,333 @@ static __global__ __launch_bounds__(AttentionSm90Dkdv<HS>::THREADS, 1) void atte
         registers_increase<Tile::REGISTERS>();
         attention_sm90_dkdv_consume<HS, CAUSAL>(shared, &dqkv_map, work, warpgroup);
     }
+}
+
+// ----------------------------------------------------------------------------
+// Backward in one pass, causal
+//
+// The two kernels above compute the scores and dP twice: seven products instead of five, which pays as long as it is cheaper than
+// to add up dQ across thread blocks. With long sequences it is not. Here a block has 128 keys of a head, and dQ of each tile of
+// queries is a sum over blocks, in fp32 in device memory. So that each run gives the same bits, blocks add theirs in a fixed order, that
+// of the list of items: the last keys first, key 0 last. The last rounds the sum and writes dQ. Waiting for one's turn costs little, as
+// blocks start in that order, and a block whose keys come before those of another has as many tiles more to do before it meets it.
+
+template <int HS> struct AttentionSm90OnePass {
+    static constexpr int CONSUMERS = 2, KEYS = 64 * CONSUMERS, ROWS = HS == 64 ? 128 : 64, STAGES = 2, KV_SLOTS = HS == 64 ? 2 : 1;
+    static constexpr int THREADS = 128 * (CONSUMERS + 1), REGISTERS = 240, PRODUCER_REGISTERS = 24;
+    static constexpr bool KV_IN_REGISTERS = HS == 64;  // as AttentionSm90Dkdv
+    static constexpr int PART = 64 * 64;  // of dQ of a tile, what a consumer computes: half of the rows, or half of the columns
+
+    struct Shared {
+        bf16 k[KV_SLOTS][HS / 64][KEYS][64], v[KV_SLOTS][HS / 64][KEYS][64];  // dK and dV leave through them
+        bf16 q[STAGES][HS / 64][ROWS][64], dout[STAGES][HS / 64][ROWS][64];
+        bf16 ds[ROWS / 64][KEYS][64];        // dSᵀ: of each key 64 queries
+        float dq[CONSUMERS][PART];           // on its way to be added
+        float lse[STAGES][ROWS], minus_delta[STAGES][ROWS];
+        Barrier kv_full[KV_SLOTS], kv_empty[KV_SLOTS], q_full[STAGES], q_empty[STAGES], dout_full[STAGES], dout_empty[STAGES];
+        Barrier dq_full[CONSUMERS], dq_empty[CONSUMERS];
+        int item[KV_SLOTS];
+    };
+};
+
+// Where the sums of dQ are, and how many blocks have added theirs: for each head, tile of queries and consumer a part, and a number.
+struct AttentionSums {
+    float *parts;
+    int *added;
+};
+template <int HS> DEVICE size_t part_of(const AttentionWork &work, int head, int tile, int consumer) {
+    using Tile = AttentionSm90OnePass<HS>;
+    return ((size_t)head * ((work.T + Tile::ROWS - 1) / Tile::ROWS) + tile) * Tile::CONSUMERS + consumer;
+}
+// How many blocks add to a tile before this one: those with later keys that its queries see.
+template <int HS> DEVICE int adders_before(const AttentionWork &work, int block, int tile) {
+    using Tile = AttentionSm90OnePass<HS>;
+    return min((tile * Tile::ROWS + Tile::ROWS - 1) / Tile::KEYS, work.blocks - 1) - block;
+}
+
+template <int HS>
+DEVICE void attention_sm90_one_pass_produce(typename AttentionSm90OnePass<HS>::Shared &shared, const TensorMap *kv_map,
+                                            const TensorMap *q_map, const TensorMap *dout_map, const float *stats,
+                                            const AttentionWork &work, int padded_T) {
+    using Tile = AttentionSm90OnePass<HS>;
+    const int tiles = (work.T + Tile::ROWS - 1) / Tile::ROWS;
+    Ring<Tile::KV_SLOTS> slot;
+    Ring<Tile::STAGES> stage;
+    for (;;) {
+        barrier_wait(&shared.kv_empty[slot.tile], slot.parity ^ 1);
+        Barrier *const kv_full = &shared.kv_full[slot.tile];
+        // As late as can be, and for the first one, too: blocks wait for those that have an earlier item.
+        const int item = atomicAdd(work.claims, 1u);
+        shared.item[slot.tile] = item < work.items ? item : -1;
+        if (item >= work.items) {
+            barrier_arrive(kv_full);
+            return;
+        }
+        int head, block;
+        work_find<true>(work, item, &head, &block);
+        const int n = head % work.NH, b = head / work.NH;
+        const float *const head_stats = stats + (size_t)head * 2 * padded_T;
+        barrier_expect(kv_full, sizeof shared.k[0] + sizeof shared.v[0]);
+        load_rows<HS>(shared.k[slot.tile], kv_map, kv_full, block * Tile::KEYS, work.NH + n, b);
+        load_rows<HS>(shared.v[slot.tile], kv_map, kv_full, block * Tile::KEYS, 2 * work.NH + n, b);
+        slot.advance();
+#pragma unroll 1
+        for (int tile = block * Tile::KEYS / Tile::ROWS; tile < tiles; tile++) {
+            const int row = tile * Tile::ROWS;
+            Barrier *const q_full = &shared.q_full[stage.tile], *const dout_full = &shared.dout_full[stage.tile];
+            barrier_wait(&shared.q_empty[stage.tile], stage.parity ^ 1);
+            barrier_expect(q_full, sizeof shared.q[0] + sizeof shared.lse[0]);
+            load_rows<HS>(shared.q[stage.tile], q_map, q_full, row, n, b);
+            bulk_load(shared.lse[stage.tile], head_stats + row, sizeof shared.lse[0], q_full);
+            barrier_wait(&shared.dout_empty[stage.tile], stage.parity ^ 1);
+            barrier_expect(dout_full, sizeof shared.dout[0] + sizeof shared.minus_delta[0]);
+            load_rows<HS>(shared.dout[stage.tile], dout_map, dout_full, row, n, b);
+            bulk_load(shared.minus_delta[stage.tile], head_stats + padded_T + row, sizeof shared.minus_delta[0], dout_full);
+            stage.advance();
+        }
+    }
+}
+
+// One thread for each consumer: adds what it has computed of dQ, when it is the block's turn. Not for block 0, which is the last and
+// has no need to.
+template <int HS>
+DEVICE void attention_sm90_one_pass_add(typename AttentionSm90OnePass<HS>::Shared &shared, const AttentionSums &sums,
+                                        const AttentionWork &work, int consumer) {
+    using Tile = AttentionSm90OnePass<HS>;
+    const int tiles = (work.T + Tile::ROWS - 1) / Tile::ROWS;
+    Ring<Tile::KV_SLOTS> slot;
+    Ring<1> part;
+    for (;; slot.advance()) {
+        barrier_wait(&shared.kv_full[slot.tile], slot.parity);
+        const int item = shared.item[slot.tile];
+        if (item < 0) break;
+        int head, block;
+        work_find<true>(work, item, &head, &block);
+        for (int tile = block * Tile::KEYS / Tile::ROWS; block > 0 && tile < tiles; tile++) {
+            const size_t at = part_of<HS>(work, head, tile, consumer);
+            float *const to = sums.parts + at * Tile::PART;
+            const int before = adders_before<HS>(work, block, tile);
+            barrier_wait(&shared.dq_full[consumer], part.parity);
+            if (before == 0) {
+                bulk_store(to, shared.dq[consumer], sizeof shared.dq[0]);
+            } else {
+                while (load_acquire(sums.added + at) < before) __nanosleep(20);
+                bulk_add(to, shared.dq[consumer], sizeof shared.dq[0]);
+            }
+            store_commit();
+            store_wait_read<0>();
+            barrier_arrive(&shared.dq_empty[consumer]);
+            part.advance();
+            store_wait<0>();
+            store_release(sums.added + at, before + 1);
+        }
+        barrier_arrive(&shared.kv_empty[slot.tile]);
+    }
+}
+
+template <int HS>
+DEVICE void attention_sm90_one_pass_consume(typename AttentionSm90OnePass<HS>::Shared &shared, const TensorMap *dqkv_map, bf16 *dqkv,
+                                            const AttentionSums &sums, const AttentionWork &work, int consumer) {
+    using Tile = AttentionSm90OnePass<HS>;
+    constexpr int ROWS = Tile::ROWS, KEYS = Tile::KEYS;
+    const int tiles = (work.T + ROWS - 1) / ROWS;
+    const float scale_log2 = LOG2_E * work.scale;
+    Ring<Tile::KV_SLOTS> slot;
+    Ring<Tile::STAGES> stage;
+    Ring<1> part;
+    int leaving = -1;
+    auto free_leaving = [&] {
+        if (is_leader() && leaving >= 0) {
+            store_wait_read<0>();
+            barrier_arrive(&shared.kv_empty[leaving]);
+        }
+        leaving = -1;
+    };
+
+    for (;; slot.advance()) {
+        if (Tile::KV_SLOTS == 1) free_leaving();
+        barrier_wait(&shared.kv_full[slot.tile], slot.parity);
+        const int item = shared.item[slot.tile];
+        if (item < 0) break;
+        int head, block;
+        work_find<true>(work, item, &head, &block);
+
+        float dk[HS / 2] = {}, dv[HS / 2] = {};
+        uint32_t p[4][4], k_left[HS / 16][4], v_left[HS / 16][4];
+        if (Tile::KV_IN_REGISTERS) {
+            load_left_rows<HS>(k_left, shared.k[slot.tile], 64 * consumer);
+            load_left_rows<HS>(v_left, shared.v[slot.tile], 64 * consumer);
+        }
+#pragma unroll 1
+        for (int tile = block * KEYS / ROWS; tile < tiles; tile++) {
+            const int kv = opaque(slot.tile);
+            barrier_wait(&shared.q_full[stage.tile], stage.parity);
+            barrier_wait(&shared.dout_full[stage.tile], stage.parity);
+#pragma unroll
+            for (int first = 0; first < ROWS; first += 64) {  // 64 queries at a time
+                float s[32], dp[32];                          // transposed: keys are rows
+                const bf16 *const q = shared.q[stage.tile][0][first], *const dout = shared.dout[stage.tile][0][first];
+                if constexpr (Tile::KV_IN_REGISTERS) {
+                    start_product_abt<HS>(s, k_left, q, ROWS);
+                    start_product_abt<HS>(dp, v_left, dout, ROWS);
+                } else {
+                    start_product_abt<HS>(s, shared.k[kv][0][64 * consumer], KEYS, q, ROWS);
+                    start_product_abt<HS>(dp, shared.v[kv][0][64 * consumer], KEYS, dout, ROWS);
+                }
+                if (first == 0 && tile == block * KEYS / ROWS) free_leaving();
+                wgmma_wait<1>();
+                registers_settled(s);
+                if (first > 0) registers_settled(dv), registers_settled(p);
+                const float *const lse = shared.lse[stage.tile] + first + lane_id() % 4 * 2;
+#pragma unroll
+                for (int i = 0; i < 32; i += 4) {
+                    const float2 l = *(const float2 *)(lse + 2 * i);
+#pragma unroll
+                    for (int j = 0; j < 4; j++) s[i + j] = exp2_approx(scale_log2 * s[i + j] - (j % 2 ? l.y : l.x));
+                }
+                if (tile * ROWS < (block + 1) * KEYS) mask_transposed(s, block * KEYS + 64 * consumer, tile * ROWS + first);
+#pragma unroll
+                for (int i = 0; i < 4; i++) pack_left(p[i], s, i);
+                start_product_ab<HS>(dv, p, dout, ROWS);
+                wgmma_wait<1>();
+                registers_settled(dp);
+                const float *const minus_delta = shared.minus_delta[stage.tile] + first + lane_id() % 4 * 2;
+#pragma unroll
+                for (int i = 0; i < 32; i += 4) {
+                    const float2 d = *(const float2 *)(minus_delta + 2 * i);
+#pragma unroll
+                    for (int j = 0; j < 4; j++) s[i + j] *= dp[i + j] + (j % 2 ? d.y : d.x);
+                }
+                if (first == 0) named_barrier_sync(1, 256);  // both consumers are done with the dS before
+                const float one[2] = {1, 1};
+                store_to_slabs<64>(shared.ds[first / 64][64 * consumer], KEYS, s, one);
+            }
+            fence_async();
+            named_barrier_sync(2, 256);
+
+            // dQ of 64 rows and 64 columns, from all keys; dK of the consumer's own.
+            float dq[32];
+            const bf16 *const ds_part = shared.ds[HS == 64 ? consumer : 0][0], *const k_part = shared.k[kv][HS == 64 ? 0 : consumer][0];
+            registers_settled(dq);
+            wgmma_fence();
+#pragma unroll
+            for (int i = 0; i < KEYS / 16; i++)
+                wgmma<true, true>(dq, matrix_descriptor(ds_part, 0, 1024) + i * NEXT_K_TRANSPOSED,
+                                  matrix_descriptor(k_part, 0, 1024) + i * NEXT_K_TRANSPOSED, i > 0);
+            wgmma_commit();
+            registers_settled(dk);
+            wgmma_fence();
+#pragma unroll
+            for (int i = 0; i < ROWS / 16; i++)
+                wgmma<false, true>(dk, matrix_descriptor(shared.ds[i / 4][64 * consumer], 0, 1024) + i % 4 * NEXT_K,
+                                   matrix_descriptor(shared.q[stage.tile][0][0], ROWS * 128, 1024) + i * NEXT_K_TRANSPOSED, true);
+            wgmma_commit();
+
+            wgmma_wait<1>();
+            registers_settled(dv);
+            registers_settled(p);
+            registers_settled(dq);
+            release(&shared.dout_empty[stage.tile]);
+            if (block > 0) {
+                barrier_wait(&shared.dq_empty[consumer], part.parity ^ 1);
+                part.advance();
+                float4 *const to = (float4 *)shared.dq[consumer] + threadIdx.x % 128;
+#pragma unroll
+                for (int i = 0; i < 8; i++) to[128 * i] = make_float4(dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]);
+                fence_async();
+                meet(consumer);
+                release(&shared.dq_full[consumer]);
+            } else {
+                const size_t at = part_of<HS>(work, head, tile, consumer);
+                const int before = adders_before<HS>(work, 0, tile);
+                if (before > 0) {
+                    if (is_leader()) while (load_acquire(sums.added + at) < before) __nanosleep(20);
+                    meet(consumer);
+                    const float4 *const from = (const float4 *)(sums.parts + at * Tile::PART) + threadIdx.x % 128;
+#pragma unroll
+                    for (int i = 0; i < 8; i++) {
+                        const float4 sum = __ldcg(from + 128 * i);
+                        dq[4 * i] += sum.x, dq[4 * i + 1] += sum.y, dq[4 * i + 2] += sum.z, dq[4 * i + 3] += sum.w;
+                    }
+                }
+                const int row = tile * ROWS + (HS == 64 ? 64 * consumer : 0) + lane_row();
+                const size_t stride = 3 * (size_t)work.NH * HS, first = (size_t)(head / work.NH) * work.T;
+                bf16 *const out = dqkv + first * stride + head % work.NH * HS + (HS == 64 ? 0 : 64 * consumer) + lane_id() % 4 * 2;
+#pragma unroll
+                for (int i = 0; i < 32; i += 2) {
+                    const int out_row = row + i / 2 % 2 * 8;
+                    if (out_row < work.T)
+                        *(uint32_t *)(out + out_row * stride + i / 4 * 8) = pack_bf16(work.scale * dq[i], work.scale * dq[i + 1]);
+                }
+            }
+            wgmma_wait<0>();
+            registers_settled(dk);
+            release(&shared.q_empty[stage.tile]);
+            stage.advance();
+        }
+
+        // The other consumer's dQ needs K, too.
+        named_barrier_sync(1, 256);
+        const float dk_scale[2] = {work.scale, work.scale}, dv_scale[2] = {1, 1};
+        store_to_slabs<HS>(shared.k[slot.tile][0][64 * consumer], KEYS, dk, dk_scale);
+        store_to_slabs<HS>(shared.v[slot.tile][0][64 * consumer], KEYS, dv, dv_scale);
+        fence_async();
+        meet(consumer);
+        if (is_leader()) {
+            const int n = head % work.NH, b = head / work.NH, key = block * KEYS + 64 * consumer;
+#pragma unroll
+            for (int i = 0; i < HS / 64; i++) {
+                tensor_store(dqkv_map, shared.k[slot.tile][i][64 * consumer], 64 * i, key, work.NH + n, b);
+                tensor_store(dqkv_map, shared.v[slot.tile][i][64 * consumer], 64 * i, key, 2 * work.NH + n, b);
+            }
+            store_commit();
+        }
+        leaving = slot.tile;
+    }
+    if (is_leader()) store_wait_read<0>();
+}
+
+// The maps are of qkv by KEYS and by ROWS rows, dout by ROWS, dqkv by 64.
+template <int HS>
+static __global__ __launch_bounds__(AttentionSm90OnePass<HS>::THREADS, 1) void attention_sm90_one_pass_kernel(
+    const __grid_constant__ TensorMap kv_map, const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap dout_map,
+    const __grid_constant__ TensorMap dqkv_map, bf16 *dqkv, const float *stats, const AttentionSums sums,
+    const __grid_constant__ AttentionWork work, int padded_T) {
+    using Tile = AttentionSm90OnePass<HS>;
+    DYNAMIC_SHARED(memory);
+    typename Tile::Shared &shared = *(typename Tile::Shared *)memory;
+    if (threadIdx.x == 0) {
+        barriers_init(shared.kv_full, 1), barriers_init(shared.kv_empty, 2 * Tile::CONSUMERS);
+        barriers_init(shared.q_full, 1), barriers_init(shared.q_empty, Tile::CONSUMERS);
+        barriers_init(shared.dout_full, 1), barriers_init(shared.dout_empty, Tile::CONSUMERS);
+        barriers_init(shared.dq_full, 1), barriers_init(shared.dq_empty, 1);
+        barrier_init_fence();
+    }
+    __syncthreads();
+    const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);
+    if (warpgroup == Tile::CONSUMERS) {
+        registers_decrease<Tile::PRODUCER_REGISTERS>();
+        if (is_leader()) attention_sm90_one_pass_produce<HS>(shared, &kv_map, &q_map, &dout_map, stats, work, padded_T);
+        else if (threadIdx.x % 128 == 32) attention_sm90_one_pass_add<HS>(shared, sums, work, 0);
+        else if (threadIdx.x % 128 == 64) attention_sm90_one_pass_add<HS>(shared, sums, work, 1);
+    } else {
+        registers_increase<Tile::REGISTERS>();
+        attention_sm90_one_pass_consume<HS>(shared, &dqkv_map, dqkv, sums, work, warpgroup);
+    }
+}
+
+// stats as the two passes have them; sums are not initialized.
+template <int HS>
+static void attention_sm90_one_pass_of(bf16 *dqkv, const bf16 *dout, const bf16 *qkv, const float *stats, AttentionSums sums,
+                                       unsigned *claims, int B, int T, int NH, int padded_T, cudaStream_t stream) {
+    using Tile = AttentionSm90OnePass<HS>;
+    const AttentionWork work = attention_sm90_work(B, T, NH, HS, Tile::KEYS, false, claims);
+    CUDA_CHECK(cudaMemsetAsync(claims, 0, sizeof *claims, stream));
+    CUDA_CHECK(cudaMemsetAsync(sums.added, 0, (size_t)B * NH * ((T + Tile::ROWS - 1) / Tile::ROWS) * 2 * sizeof(int), stream));
+    LAUNCH(attention_sm90_one_pass_kernel<HS>, attention_sm90_grid(work), Tile::THREADS, sizeof(typename Tile::Shared), stream,
+           attention_sm90_map(qkv, B, T, 3 * NH, HS, Tile::KEYS), attention_sm90_map(qkv, B, T, 3 * NH, HS, Tile::ROWS),
+           attention_sm90_map(dout, B, T, NH, HS, Tile::ROWS), attention_sm90_map(dqkv, B, T, 3 * NH, HS, 64), dqkv, stats, sums, work,
+           padded_T);
 }
 
 // stats: (B, NH, 2, padded T)

@@ -946,6 +946,14 @@ template <typename T> inline T __shfl_xor_sync(unsigned mask, T value, int bits,
 }
 
 inline void __nanosleep(unsigned) { if (cuda_on_cpu::self) cuda_on_cpu::give_way(cuda_on_cpu::self); }
+inline int load_acquire(const int *address) {
+    cuda_on_cpu::maybe_give_way();
+    return __atomic_load_n(address, __ATOMIC_ACQUIRE);
+}
+inline void store_release(int *address, int value) {
+    cuda_on_cpu::maybe_give_way();
+    __atomic_store_n(address, value, __ATOMIC_RELEASE);
+}
 inline void __threadfence(void) { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 
 // common_type is T itself, and leaves it to the pointer to say what T is.

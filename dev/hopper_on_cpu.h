@@ -41,6 +41,8 @@ struct Transfer {
     Barrier *barrier = NULL;         // of a load
     unsigned thread = 0, group = 0;  // of a store, and what of it has happened
     bool store = false, read = false, written = false, awaited = false;
+    void *to = NULL;                       // of a bulk_store or bulk_add
+    bool add = false;
     std::vector<unsigned char> data = {};  // what was read
     uint64_t due = 0;                      // when its next step is, by the engine's clock
 };
@@ -209,7 +211,9 @@ struct Hopper : Engine {
             transfer.due = some_time_later();
         } else {
             transfer.written = true;
-            copy_box(transfer, transfer.data.data(), true);
+            if (!transfer.to) copy_box(transfer, transfer.data.data(), true);
+            else if (!transfer.add) memcpy(transfer.to, transfer.data.data(), transfer.bytes);
+            else for (unsigned i = 0; i < transfer.bytes / 4; i++) ((float *)transfer.to)[i] += ((float *)transfer.data.data())[i];
         }
     }
 
@@ -391,7 +395,7 @@ __noinline__ inline void let_others_run() {
 }
 
 inline void start_transfer(Transfer transfer, size_t alignment) {
-    if ((uintptr_t)transfer.shared % alignment || (uintptr_t)transfer.from % 16 || transfer.bytes % 16 || transfer.column % 8)
+    if ((uintptr_t)transfer.shared % alignment || (uintptr_t)transfer.from % 16 || (uintptr_t)transfer.to % 16 || transfer.bytes % 16 || transfer.column % 8)
         stop("a copy of %u bytes, from column %d, from or to %s: that has to be a multiple of %zu, the column of 8, others of 16",
              transfer.bytes, transfer.column, hopper().place(transfer.shared).c_str(), alignment);
     if (!transfer.store) memset(transfer.shared, 0xFF, transfer.bytes);
@@ -516,6 +520,16 @@ inline void tensor_store(const TensorMap *map, const void *from, int column, int
     unsigned char *slab = (unsigned char *)from;
     const unsigned thread = cuda_on_cpu::thread_number(), group = cuda_on_cpu::hopper().threads[thread].stores;
     cuda_on_cpu::start_transfer({*map, column, row, slot, batch, slab, map->rows * 128u, NULL, NULL, thread, group, true}, 1024);
+}
+inline void bulk_store(void *to, const void *from, unsigned bytes) {
+    const unsigned thread = cuda_on_cpu::thread_number(), group = cuda_on_cpu::hopper().threads[thread].stores;
+    cuda_on_cpu::start_transfer({{}, 0, 0, 0, 0, (unsigned char *)from, bytes, NULL, NULL, thread, group, true, false, false, false, to},
+                                16);
+}
+inline void bulk_add(float *to, const float *from, unsigned bytes) {
+    const unsigned thread = cuda_on_cpu::thread_number(), group = cuda_on_cpu::hopper().threads[thread].stores;
+    cuda_on_cpu::start_transfer({{}, 0, 0, 0, 0, (unsigned char *)from, bytes, NULL, NULL, thread, group, true, false, false, false, to,
+                                 true}, 16);
 }
 inline void store_commit(void) { cuda_on_cpu::hopper().threads[cuda_on_cpu::thread_number()].stores++; }
 template <int N> inline void store_wait_read(void) { cuda_on_cpu::hopper().wait_for_stores(cuda_on_cpu::thread_number(), N, true); }

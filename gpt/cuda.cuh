@@ -102,6 +102,16 @@ DEVICE void cp_async_16(void *to, const void *from, bool valid) {
 DEVICE void cp_async_commit(void) { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int N> DEVICE void cp_async_wait(void) { asm volatile("cp.async.wait_group %0;" :: "n"(N) : "memory"); }
 
+// One thread block tells another that what it wrote is there: whoever reads the new value sees that, too. ("ld", "st")
+DEVICE int load_acquire(const int *address) {
+    int value;
+    asm volatile("ld.acquire.gpu.global.b32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
+    return value;
+}
+DEVICE void store_release(int *address, int value) {
+    asm volatile("st.release.gpu.global.b32 [%0], %1;" :: "l"(address), "r"(value) : "memory");
+}
+
 // 2^x with a relative error of 2^-22; results below 2^-126 become 0. ("ex2")
 DEVICE float exp2_approx(float x) {
     float y;

@@ -116,8 +116,18 @@ DEVICE void bulk_load(void *to, const void *from, unsigned bytes, Barrier *barri
                :: "r"(shared_address(to)), "l"(from), "r"(bytes), "r"(shared_address(barrier)) : "memory");
 }
 
+// Starts to copy `bytes` bytes of shared to device memory as they are, or to add them there as floats; all multiples of 16.
+DEVICE void bulk_store(void *to, const void *from, unsigned bytes) {
+    HOPPER_PTX("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;"
+               :: "l"(to), "r"(shared_address(from)), "r"(bytes) : "memory");
+}
+DEVICE void bulk_add(float *to, const float *from, unsigned bytes) {
+    HOPPER_PTX("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;"
+               :: "l"(to), "r"(shared_address(from)), "r"(bytes) : "memory");
+}
+
 // Stores that this thread started before a commit form a group. store_wait_read<N> waits until all but its N newest groups have
-// been read, so that their slabs may be overwritten, or the block may end; store_wait<N> until they are in the tensor.
+// been read, so that their slabs may be overwritten, or the block may end; store_wait<N> until they are in device memory.
 DEVICE void store_commit(void) { HOPPER_PTX("cp.async.bulk.commit_group;" ::: "memory"); }
 template <int N> DEVICE void store_wait_read(void) { HOPPER_PTX("cp.async.bulk.wait_group.read %0;" :: "n"(N) : "memory"); }
 template <int N> DEVICE void store_wait(void) { HOPPER_PTX("cp.async.bulk.wait_group %0;" :: "n"(N) : "memory"); }

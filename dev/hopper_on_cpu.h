@@ -563,13 +563,13 @@ template <int N> inline void wgmma_wait(void) { cuda_on_cpu::wait_for_products(N
 
 template <bool A_TRANSPOSED, bool B_TRANSPOSED, int HALF>
 inline void wgmma(float (&d)[HALF], uint64_t a, uint64_t b, bool accumulate) {
-    static_assert(HALF == 32 || HALF == 36 || HALF == 48 || HALF == 64, "gpt/hopper.cuh has N = 64, 72, 96 and 128");
+    static_assert(HALF == 32 || HALF == 64, "gpt/hopper.cuh has N = 64 and 128");
     using namespace cuda_on_cpu;
     start_wgmma(d, 2 * HALF, a, NULL, b, A_TRANSPOSED * A_IS_TRANSPOSED | B_TRANSPOSED * B_IS_TRANSPOSED | accumulate * ACCUMULATE);
 }
 template <bool B_TRANSPOSED, int HALF>
 inline void wgmma_registers(float (&d)[HALF], const uint32_t (&a)[4], uint64_t b, bool accumulate) {
-    static_assert(HALF == 32 || HALF == 36 || HALF == 48 || HALF == 64, "gpt/hopper.cuh has N = 64, 72, 96 and 128");
+    static_assert(HALF == 32 || HALF == 64, "gpt/hopper.cuh has N = 64 and 128");
     using namespace cuda_on_cpu;
     start_wgmma(d, 2 * HALF, 0, a, b, A_IN_REGISTERS | B_TRANSPOSED * B_IS_TRANSPOSED | accumulate * ACCUMULATE);
 }

@@ -10,6 +10,7 @@
 #define _GNU_SOURCE
 #endif
 #include "gpt/hopper.cuh"
+#include "gpt/tile.cuh"
 
 #ifdef __CUDACC__
 #include "tests/frame.h"
@@ -153,8 +154,6 @@ template <int N, Left LEFT, bool B_TRANSPOSED> static void test_lengths(void) {
 }
 template <Left LEFT, bool B_TRANSPOSED> static void test_products(void) {
     test_lengths<64, LEFT, B_TRANSPOSED>();
-    test_lengths<72, LEFT, B_TRANSPOSED>();
-    test_lengths<96, LEFT, B_TRANSPOSED>();
     test_lengths<128, LEFT, B_TRANSPOSED>();
 }
 TEST(product_by_rows) { test_products<BY_ROWS, false>(); }
@@ -164,66 +163,71 @@ TEST(product_transposed_transposed) { test_products<TRANSPOSED, true>(); }
 TEST(product_registers_by_rows) { test_products<REGISTERS, false>(); }
 TEST(product_registers_transposed) { test_products<REGISTERS, true>(); }
 
-// As in attention: O = P [V, 1], where P = Q Kᵀ, rounded to bf16, stays in registers, and 1 is 8 columns of a slab of ones behind
-// that of V, if HS is 64.
-template <int KEYS, int HS>
-__global__ void __launch_bounds__(128) chain_kernel(float *out, const bf16 *q, const bf16 *k, const bf16 *v) {
+// As in attention: O = P V, where P = Q Kᵀ, rounded to bf16, stays in registers; Q is read from shared memory, or from registers, too. Of
+// each 16 rows of O the first 8 are doubled as it is written to slabs, and leaves by a tensor map.
+template <int KEYS, int HS, bool Q_IN_REGISTERS>
+__global__ void __launch_bounds__(128)
+    chain_kernel(const __grid_constant__ TensorMap out, const bf16 *q, const bf16 *k, const bf16 *v) {
     DYNAMIC_SHARED(memory);
-    constexpr int N = HS == 64 ? 72 : 128;
-    bf16 *q_tile = (bf16 *)memory, *k_tile = q_tile + 64 * HS, *v_tile = k_tile + KEYS * HS, *ones = v_tile + KEYS * HS;
+    bf16 *q_tile = (bf16 *)memory, *k_tile = q_tile + 64 * HS, *v_tile = k_tile + KEYS * HS;
     fill_slabs(q_tile, q, 64, HS);
     fill_slabs(k_tile, k, KEYS, HS);
     fill_slabs(v_tile, v, KEYS, HS);
-    for (int i = threadIdx.x; i < KEYS * 64; i += blockDim.x) ones[i] = __float2bfloat16(1.0f);
     fence_async();
     __syncthreads();
-    float s[KEYS / 2], o[N / 2];
-    registers_settled(s);
-    wgmma_fence();
+    float s[KEYS / 2], o[HS / 2] = {};
+    uint32_t p[KEYS / 16][4], left[HS / 16][4];
+    if constexpr (Q_IN_REGISTERS) {
 #pragma unroll
-    for (int i = 0; i < HS / 16; i++) wgmma<false, false>(s, by_rows(q_tile, i, 64), by_rows(k_tile, i, KEYS), i > 0);
-    wgmma_commit();
+        for (int i = 0; i < HS / 16; i++) load_left<64>(left[i], q_tile + i / 4 * 64 * 64, threadIdx.x / 32 * 16, i % 4 * 16);
+        start_product_abt<HS>(s, left, k_tile, KEYS);
+    } else {
+        start_product_abt<HS>(s, q_tile, 64, k_tile, KEYS);
+    }
     wgmma_wait<0>();
     registers_settled(s);
-    uint32_t p[KEYS / 16][4];
 #pragma unroll
     for (int i = 0; i < KEYS / 16; i++) pack_left(p[i], s, i);
-#pragma unroll
-    for (int i = 0; i < KEYS / 16; i++) registers_settled(p[i]);
-    registers_settled(o);
-    wgmma_fence();
-#pragma unroll
-    for (int i = 0; i < KEYS / 16; i++)
-        wgmma_registers<true>(o, p[i], matrix_descriptor(v_tile, KEYS * 128, 1024) + i * NEXT_K_TRANSPOSED, i > 0);
-    wgmma_commit();
+    keep_behind(s[0]);
+    start_product_ab<HS>(o, p, v_tile, KEYS);
     wgmma_wait<0>();
     registers_settled(o);
-    for (int i = 0; i < N / 2; i++) out[element(i, N)] = o[i];
+    const float scale[2] = {2, 1};
+    store_to_slabs<HS>(q_tile, 64, o, scale);
+    fence_async();
+    __syncthreads();
+    if (threadIdx.x != 0) return;
+#pragma unroll
+    for (int i = 0; i < HS / 64; i++) tensor_store(&out, q_tile + i * 64 * 64, 64 * i, 0, 0, 0);
+    store_commit();
+    store_wait<0>();
 }
 
-template <int KEYS, int HS> static void test_chain(void) {
-    const int N = HS == 64 ? 72 : 128;
-    bf16 *q = drawn(64 * HS), *k = drawn(KEYS * HS), *v = drawn(KEYS * HS);
-    float *out = device<float>(64 * N);
-    auto kernel = chain_kernel<KEYS, HS>;
-    RUN(kernel, 1, 128, (64 * HS + 2 * KEYS * HS + KEYS * 64) * 2, NULL, out, q, k, v);
+template <int KEYS, int HS, bool Q_IN_REGISTERS> static void test_chain(void) {
+    bf16 *q = drawn(64 * HS), *k = drawn(KEYS * HS), *v = drawn(KEYS * HS), *out = device<bf16>(64 * HS);
+    auto kernel = chain_kernel<KEYS, HS, Q_IN_REGISTERS>;
+    RUN(kernel, 1, 128, (64 * HS + 2 * KEYS * HS) * 2, NULL, map_of(out, 1, 64, 1, HS, 64), q, k, v);
     for (int m = 0; m < 64; m++) {
-        float expected[128] = {};
+        float expected[HS] = {};
         for (int key = 0; key < KEYS; key++) {
             float s = 0;
             for (int i = 0; i < HS; i++) s += number(q[m * HS + i]) * number(k[key * HS + i]);
-            s = rounded(s);
-            for (int n = 0; n < N; n++) expected[n] += s * (n < HS ? number(v[key * HS + n]) : 1);
+            for (int n = 0; n < HS; n++) expected[n] += rounded(s) * number(v[key * HS + n]);
         }
-        for (int n = 0; n < N; n++) CHECK(out[m * N + n] == expected[n], "(%d, %d): %g, not %g", m, n, out[m * N + n], expected[n]);
+        for (int n = 0; n < HS; n++) {
+            const float want = rounded(m % 16 < 8 ? 2 * expected[n] : expected[n]), got = number(out[m * HS + n]);
+            CHECK(got == want, "(%d, %d): %g, not %g", m, n, got, want);
+        }
     }
 }
 TEST(result_as_left_factor) {
-    test_chain<64, 64>();
-    test_chain<96, 64>();
-    test_chain<128, 64>();
-    test_chain<64, 128>();
-    test_chain<128, 128>();
+    test_chain<64, 64, false>();
+    test_chain<128, 64, false>();
+    test_chain<64, 128, false>();
+    test_chain<128, 128, false>();
+    test_chain<64, 64, true>();
+    test_chain<128, 64, true>();
+    test_chain<64, 128, true>();
 }
 
 // Two groups under way, of which the first is awaited first; the second warpgroup has other rows of A.
@@ -377,6 +381,46 @@ TEST(bulk_load) {
         CHECK(memcmp(out, in + 8, count * 16) == 0 && memcmp(out + count * 8, in, 16) == 0);
     }
 }
+
+// Blocks add up floats in a given order, the last block first: so the sums are the same to the bit as a loop's.
+template <bool WAIT> __global__ void add_kernel(float *sums, int *added, const float *in, int count) {
+    DYNAMIC_SHARED(memory);
+    float *const part = (float *)memory;
+    const int before = gridDim.x - 1 - blockIdx.x;
+    for (int round = 0; round < 2; round++, sums += count, added++) {  // the second waits until the first has been read
+        for (int i = threadIdx.x; i < count; i += blockDim.x) part[i] = in[(blockIdx.x * 2 + round) * count + i];
+        fence_async();
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            if (before == 0) {
+                bulk_store(sums, part, count * 4);
+            } else {
+                while (WAIT && load_acquire(added) < before) __nanosleep(20);
+                bulk_add(sums, part, count * 4);
+            }
+            store_commit();
+            store_wait<0>();
+            store_release(added, before + 1);
+        }
+        __syncthreads();
+    }
+}
+template <bool WAIT> static bool sums_right(void) {
+    enum { BLOCKS = 7, COUNT = 300 };
+    float *in = device<float>(BLOCKS * 2 * COUNT), *sums = device<float>(2 * COUNT);
+    int *added = device<int>(2);
+    bool right = true;
+    for (int i = 0; i < BLOCKS * 2 * COUNT; i++) in[i] = (float)draw_unit();
+    added[0] = added[1] = 0;
+    RUN(add_kernel<WAIT>, BLOCKS, 64, COUNT * 4, NULL, sums, added, in, COUNT);
+    for (int i = 0; i < 2 * COUNT; i++) {
+        float sum = 0;
+        for (int block = BLOCKS - 1; block >= 0; block--) sum += in[(block * 2 + i / COUNT) * COUNT + i % COUNT];
+        right &= sums[i] == sum;
+    }
+    return right && added[0] == BLOCKS && added[1] == BLOCKS;
+}
+TEST(bulk_add_in_order) { for (int round = 0; round < 5; round++) CHECK(sums_right<true>()); }
 
 __global__ void stmatrix_kernel(uint32_t *out, const uint32_t *in, const int *places, int units) {
     DYNAMIC_SHARED(memory);
@@ -575,6 +619,7 @@ TEST(planted_products) {
     CHECK(found<ONE_WARP_LESS>() == 10);
 }
 TEST(planted_store_wait) { CHECK_ENDS("ends without a wait for its stores", pipeline_right<NO_STORE_WAIT>()); }
+TEST(planted_order) { CHECK(wrong_orders(sums_right<true>) == 0 && wrong_orders(sums_right<false>) > 5); }
 TEST(planted_descriptors) {  // K 64: each reads other rows, or past the end
     CHECK((product_right<128, 64, BY_ROWS, true>(false, 1024, 64 * 128)));
     CHECK(exit_of([] { _exit(!product_right<128, 64, BY_ROWS, true>(false, 1024, 32 * 128)); }) != 0);

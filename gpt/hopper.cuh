@@ -196,21 +196,18 @@ DEVICE void keep_behind(float x) {
 }
 
 // wgmma<A_TRANSPOSED, B_TRANSPOSED>(d, a, b, accumulate) and, with A in registers, wgmma_registers<B_TRANSPOSED>(d, a, b, accumulate).
-// N, which is twice the size of d, is 64, 72, 96 or 128. ("wgmma.mma_async")
+// N, which is twice the size of d, is 64 or 128. ("wgmma.mma_async")
 //
 // The instruction names all N / 2 registers of d, its operands 0 and up: D_n lists them as operands, D_n_TEXT in the text. The
 // numbers that DEFINE_WGMMA takes after N and N / 2 are those of the operands that follow.
 #define D_4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define D_16(i) D_4(i), D_4(i + 4), D_4(i + 8), D_4(i + 12)
 #define D_32 D_16(0), D_16(16)
-#define D_36 D_32, D_4(32)
-#define D_48 D_32, D_16(32)
-#define D_64 D_48, D_16(48)
+#define D_64 D_32, D_16(32), D_16(48)
 #define D_32_TEXT "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
     "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define D_36_TEXT D_32_TEXT ", %32, %33, %34, %35"
-#define D_48_TEXT D_36_TEXT ", %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
-#define D_64_TEXT D_48_TEXT ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define D_64_TEXT D_32_TEXT ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
+    "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 #define WGMMA_TEXT(N, HALF, LEFT, B, ACCUMULATE, TRANSPOSED)                                                         \
     "{\n.reg .pred accumulate;\nsetp.ne.b32 accumulate, " ACCUMULATE ", 0;\nwgmma.mma_async.sync.aligned.m64n" #N    \
     "k16.f32.bf16.bf16 {" D_##HALF##_TEXT "}, " LEFT ", " B ", accumulate, 1, 1, " TRANSPOSED ";\n}"
@@ -225,8 +222,6 @@ DEVICE void keep_behind(float x) {
                    : D_##HALF : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)accumulate), "n"(B_TRANSPOSED));      \
     }
 DEFINE_WGMMA(64, 32, 32, 33, 34, 35, 36, 37, 38)
-DEFINE_WGMMA(72, 36, 36, 37, 38, 39, 40, 41, 42)
-DEFINE_WGMMA(96, 48, 48, 49, 50, 51, 52, 53, 54)
 DEFINE_WGMMA(128, 64, 64, 65, 66, 67, 68, 69, 70)
 #else
 #include "dev/hopper_on_cpu.h"

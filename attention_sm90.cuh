@@ -27,45 +27,40 @@
 #include "gpt/tile.cuh"
 
 // ----------------------------------------------------------------------------
-// Pieces of work: `rows` rows of a head. Rows are counted so that the last piece ends with the last 64 rows, and the first may
-// have negative ones: when causal, the first is the cheapest.
+// Pieces of work: `rows` rows of a head. Of queries, rows are counted so that the last piece ends with the last 64 rows, and the first
+// may have negative ones: when causal, the first is the cheapest.
 
 struct AttentionWork {
     int T, NH, heads;     // of B · NH
     int blocks, shift;    // pieces of a head; the first starts at row -shift
     int items;            // heads · blocks
     int section;          // heads that are worked on at about the same time, whose K and V fit into the L2 cache together
-    unsigned *claims;     // 0 at first
+    unsigned *claims;     // how many items have been taken, but for each thread block's first; 0 at first
     float scale;
 };
 
-DEVICE int work_row(const AttentionWork &work, int block, int rows) { return block * rows - work.shift; }
+struct AttentionPiece { int head, n, b, block, row; };  // of head n of batch element b; which of its pieces; the first row
 
-// Item 0, 1, ... of the list that all thread blocks take from: section by section, and in each the blocks that cost most first, as
-// the last to end should be short. DESCENDING: these are the last of a head (of queries), else the first (of keys).
-template <bool DESCENDING> DEVICE void work_find(const AttentionWork &work, int item, int *head, int *block) {
+// Item 0, 1, ... of the list that all thread blocks take from: section by section, and in each block by block; DESCENDING: from the last
+// to the first. Queries are best taken so when causal, as the last cost most, and those who end last should have short ones.
+template <bool DESCENDING> DEVICE AttentionPiece work_find(const AttentionWork &work, int item, int rows) {
     const int section = item / (work.section * work.blocks), first = section * work.section;
     const int heads = min(work.section, work.heads - first), i = item - first * work.blocks;
-    *head = first + i % heads;
-    *block = DESCENDING ? work.blocks - 1 - i / heads : i / heads;
+    const int head = first + i % heads, block = DESCENDING ? work.blocks - 1 - i / heads : i / heads;
+    return {head, head % work.NH, head / work.NH, block, block * rows - work.shift};
 }
 
 // The item that this thread block has after its first, which is blockIdx.x.
 DEVICE int work_claim(const AttentionWork &work) { return gridDim.x + atomicAdd(work.claims, 1u); }
 
-static inline TensorMap attention_sm90_map(const bf16 *tensor, int B, int T, int slots, int HS, int rows) {
-    TensorMap map;
-    if (!tensor_map_make(&map, tensor, B, T, slots, HS, rows)) die_of_failure();
-    return map;
-}
-
-// The work of a launch, whose list of items `claims` is to count, 0 at first.
+// The work of a launch.
 static inline AttentionWork attention_sm90_work(int B, int T, int NH, int HS, int rows, bool first_is_short, unsigned *claims) {
     const int blocks = (T + rows - 1) / rows, section = (8 << 20) / (4 * HS) / T;
     return {T, NH, B * NH, blocks, first_is_short ? blocks * rows - (T + 63) / 64 * 64 : 0, B * NH * blocks,
             section < 4 ? 4 : section, claims, 1.0f / sqrtf((float)HS)};
 }
 
+// A thread block for each multiprocessor, if there is work for it.
 static inline unsigned attention_sm90_grid(const AttentionWork &work) {
     int device, multiprocessors;
     CUDA_CHECK(cudaGetDevice(&device));
@@ -73,36 +68,88 @@ static inline unsigned attention_sm90_grid(const AttentionWork &work) {
     return work.items < multiprocessors ? work.items : multiprocessors;
 }
 
-// ----------------------------------------------------------------------------
-// What the consumers have in common
+static inline TensorMap attention_sm90_map(const bf16 *tensor, int B, int T, int slots, int HS, int rows) {
+    TensorMap map;
+    if (!tensor_map_make(&map, tensor, B, T, slots, HS, rows)) die_of_failure();
+    return map;
+}
 
-// Named barriers 1, 2, 3 give consumer 0, 1, 2 its turn in starting products; at 4, 5, 6 the threads of one meet. The last consumer
-// passes a turn at the beginning.
-DEVICE void take_turn(int consumer) { named_barrier_sync(1 + consumer, 256); }
-template <int CONSUMERS> DEVICE void pass_turn(int consumer) { named_barrier_arrive(1 + (consumer + 1) % CONSUMERS, 256); }
-DEVICE void meet(int consumer) { named_barrier_sync(4 + consumer, 128); }
+// ----------------------------------------------------------------------------
+// Tiles in shared memory, of all HS columns: bf16 tile[HS / 64][ROWS][64]
+
+// Starts to copy ROWS rows of one slot of a tensor.
+template <int HS, int ROWS>
+DEVICE void load_tile(bf16 (&tile)[HS / 64][ROWS][64], const TensorMap *map, Barrier *full, int row, int slot, int batch) {
+#pragma unroll
+    for (int i = 0; i < HS / 64; i++) tensor_load(tile[i], map, full, 64 * i, row, slot, batch);
+}
+
+// The same, once the tile is free; `full` is to expect that, and as many bytes more.
+template <int HS, int ROWS>
+DEVICE void refill_tile(bf16 (&tile)[HS / 64][ROWS][64], const TensorMap *map, Barrier *full, Barrier *empty, unsigned parity, int row,
+                        int slot, int batch, unsigned more = 0) {
+    barrier_wait(empty, parity ^ 1);
+    barrier_expect(full, sizeof tile + more);
+    load_tile<HS>(tile, map, full, row, slot, batch);
+}
+
+// Starts to copy 64 rows, from tile_row on, to the tensor.
+template <int HS, int ROWS>
+DEVICE void store_tile(const TensorMap *map, const bf16 (&tile)[HS / 64][ROWS][64], int tile_row, int row, int slot, int batch) {
+#pragma unroll
+    for (int i = 0; i < HS / 64; i++) tensor_store(map, tile[i][tile_row], 64 * i, row, slot, batch);
+}
+
+// A warpgroup's 64 rows of a tile, from `row` on, as a left factor in registers.
+template <int HS, int ROWS> DEVICE void load_left_rows(uint32_t (&left)[HS / 16][4], const bf16 (&tile)[HS / 64][ROWS][64], int row) {
+#pragma unroll
+    for (int i = 0; i < HS / 16; i++) load_left<64>(left[i], tile[i / 4][0], row + threadIdx.x % 128 / 32 * 16, i % 4 * 16);
+}
+
+template <int N> DEVICE void barriers_init(Barrier (&barriers)[N], unsigned arrivals) {
+    for (int i = 0; i < N; i++) barrier_init(&barriers[i], arrivals);
+}
+
+// ----------------------------------------------------------------------------
+// What consumers do
 
 DEVICE bool is_leader(void) { return threadIdx.x % 128 == 0; }  // speaks for its warpgroup
 
-// The warpgroup is done with what the barrier guards. All of its threads must have waited for it, so it has multiplied it (a product
-// needs all four warps), or they have met.
+// The warpgroup is done with what the barrier guards. All of its threads must have waited for it: so it has multiplied it, as a
+// product needs all four warps, or they have met. Else one that is slow may find that its phase has gone by.
 DEVICE void release(Barrier *empty) { if (is_leader()) barrier_arrive(empty); }
 
-// The row, of the 64 of a warpgroup, of which this lane has the first two of every four elements of a result; of the row 8 below
-// it has the others.
+// Named barriers 1, 2, 3 give consumer 0, 1, 2 its turn in starting products; at 4, 5, 6 the threads of one meet, at 7 and 8 all of two.
+// The last consumer ends a turn at the beginning.
+template <class Tile> DEVICE void start_turn(int consumer) { if (Tile::TAKE_TURNS) named_barrier_sync(1 + consumer, 256); }
+template <class Tile> DEVICE void end_turn(int consumer) {
+    if (Tile::TAKE_TURNS) named_barrier_arrive(1 + (consumer + 1) % Tile::CONSUMERS, 256);
+}
+DEVICE void meet(int consumer) { named_barrier_sync(4 + consumer, 128); }
+DEVICE void both_meet(int barrier) { named_barrier_sync(barrier, 256); }
+
+// Results leave by way of a tile that is read no more. The leader frees it once they have been read from there, and asks for that as late
+// as possible.
+struct Leaving {
+    int slot = -1;  // of the leader only
+    template <int N> __device__ __forceinline__ void free(Barrier (&empty)[N]) {
+        if (slot < 0) return;
+        store_wait_read<0>();
+        barrier_arrive(&empty[slot]);
+        slot = -1;
+    }
+};
+
+// The row, of a warpgroup's 64, in which a lane has the first two of every four elements of a result; it has the others 8 below.
 DEVICE int lane_row(void) { return threadIdx.x % 128 / 32 * 16 + lane_id() / 4; }
 
-// The same number, of which the compiler does not know it: what is computed from it stays in the loop, where it costs less than the
-// registers that it would take to keep it.
+// The same number, but the compiler does not know that: what is computed from it stays in the loop, where it costs less than the
+// registers to keep it.
 DEVICE int opaque(int number) {
 #ifdef __CUDACC__
     asm volatile("" : "+r"(number));
 #endif
     return number;
-}
-
-template <int N> DEVICE void barriers_init(Barrier (&barriers)[N], unsigned arrivals) {
-    for (int i = 0; i < N; i++) barrier_init(&barriers[i], arrivals);
 }
 
 // How many tiles of keys the rows first_row .. first_row + rows - 1 see.
@@ -178,7 +225,7 @@ DEVICE void attention_sm90_forward_produce(typename AttentionSm90Forward<HS>::Sh
     using Tile = AttentionSm90Forward<HS>;
     Ring<Tile::Q_SLOTS> slot;
     Ring<Tile::STAGES> stage;
-    for (int item = blockIdx.x;;) {
+    for (int item = blockIdx.x, next;; item = next) {
         barrier_wait(&shared.q_empty[slot.tile], slot.parity ^ 1);
         Barrier *const q_full = &shared.q_full[slot.tile];
         shared.item[slot.tile] = item < work.items ? item : -1;
@@ -186,30 +233,19 @@ DEVICE void attention_sm90_forward_produce(typename AttentionSm90Forward<HS>::Sh
             barrier_arrive(q_full);
             return;
         }
-        const int next = work_claim(work);  // now, so that it is there when it is needed
-        int head, block;
-        work_find<true>(work, item, &head, &block);
-        const int row = work_row(work, block, Tile::ROWS), n = head % work.NH, b = head / work.NH;
+        next = work_claim(work);  // now, so that it is there when it is needed
+        const AttentionPiece piece = work_find<true>(work, item, Tile::ROWS);
+        const int k = work.NH + piece.n, v = 2 * work.NH + piece.n;  // slots of qkv
         barrier_expect(q_full, sizeof shared.q[0]);
-#pragma unroll
-        for (int i = 0; i < HS / 64; i++) tensor_load(shared.q[slot.tile][i], q_map, q_full, 64 * i, row, n, b);
+        load_tile<HS>(shared.q[slot.tile], q_map, q_full, piece.row, piece.n, piece.b);
         slot.advance();
 #pragma unroll 1
-        for (int tile = key_tiles<CAUSAL>(work.T, row, Tile::ROWS, Tile::KEYS) - 1; tile >= 0; tile--) {
-            Barrier *const k_full = &shared.k_full[stage.tile], *const v_full = &shared.v_full[stage.tile];
-            barrier_wait(&shared.k_empty[stage.tile], stage.parity ^ 1);
-            barrier_expect(k_full, sizeof shared.k[0]);
-#pragma unroll
-            for (int i = 0; i < HS / 64; i++)
-                tensor_load(shared.k[stage.tile][i], kv_map, k_full, 64 * i, tile * Tile::KEYS, work.NH + n, b);
-            barrier_wait(&shared.v_empty[stage.tile], stage.parity ^ 1);
-            barrier_expect(v_full, sizeof shared.v[0]);
-#pragma unroll
-            for (int i = 0; i < HS / 64; i++)
-                tensor_load(shared.v[stage.tile][i], kv_map, v_full, 64 * i, tile * Tile::KEYS, 2 * work.NH + n, b);
+        for (int tile = key_tiles<CAUSAL>(work.T, piece.row, Tile::ROWS, Tile::KEYS) - 1; tile >= 0; tile--) {
+            const int at = stage.tile, row = tile * Tile::KEYS;
+            refill_tile<HS>(shared.k[at], kv_map, &shared.k_full[at], &shared.k_empty[at], stage.parity, row, k, piece.b);
+            refill_tile<HS>(shared.v[at], kv_map, &shared.v_full[at], &shared.v_empty[at], stage.parity, row, v, piece.b);
             stage.advance();
         }
-        item = next;
     }
 }
 
@@ -221,38 +257,27 @@ DEVICE void attention_sm90_forward_consume(typename AttentionSm90Forward<HS>::Sh
     const float scale_log2 = LOG2_E * work.scale;
     Ring<Tile::Q_SLOTS> slot;
     Ring<Tile::STAGES> k_stage, v_stage;
-    int leaving = -1;  // the slot through which O is leaving
+    Leaving leaving;
 
-    auto start_turn = [&] { if (Tile::TAKE_TURNS) take_turn(consumer); };
-    auto end_turn = [&] { if (Tile::TAKE_TURNS) pass_turn<Tile::CONSUMERS>(consumer); };
     auto free_k = [&] { release(&shared.k_empty[k_stage.tile]), k_stage.advance(); };
     auto free_v = [&] { release(&shared.v_empty[v_stage.tile]), v_stage.advance(); };
-    auto free_leaving = [&] {
-        if (is_leader() && leaving >= 0) {
-            store_wait_read<0>();
-            barrier_arrive(&shared.q_empty[leaving]);
-        }
-        leaving = -1;
-    };
 
-    if (consumer == Tile::CONSUMERS - 1) end_turn();  // the first is consumer 0's
+    if (consumer == Tile::CONSUMERS - 1) end_turn<Tile>(consumer);  // the first is consumer 0's
     for (;; slot.advance()) {
         barrier_wait(&shared.q_full[slot.tile], slot.parity);
         const int item = shared.item[slot.tile];
         if (item < 0) break;
-        int head, block;
-        work_find<true>(work, item, &head, &block);
-        const int block_row = work_row(work, block, Tile::ROWS), row = block_row + 64 * consumer;
+        const AttentionPiece piece = work_find<true>(work, item, Tile::ROWS);
+        const int row = piece.row + 64 * consumer;
         const bool any = row >= 0 && row < work.T;
         bf16 *const q = shared.q[slot.tile][0][64 * consumer];
 
-        // Tiles of keys from the last to the first. Those beyond the diagonal are the other consumers' only. (A product needs all four
-        // warps; where there is none, they have to meet before the leader frees what a slow one may still have to wait for.)
-        int tile = key_tiles<CAUSAL>(work.T, block_row, Tile::ROWS, KEYS) - 1;
+        // Tiles of keys from the last to the first. Those beyond the diagonal are the other consumers' only.
+        int tile = key_tiles<CAUSAL>(work.T, piece.row, Tile::ROWS, KEYS) - 1;
 #pragma unroll 1
         for (const int last = any ? key_tiles<CAUSAL>(work.T, row, 64, KEYS) - 1 : -1; tile > last; tile--) {
-            start_turn();
-            end_turn();
+            start_turn<Tile>(consumer);
+            end_turn<Tile>(consumer);
             barrier_wait(&shared.k_full[k_stage.tile], k_stage.parity);
             barrier_wait(&shared.v_full[v_stage.tile], v_stage.parity);
             meet(consumer);
@@ -260,7 +285,7 @@ DEVICE void attention_sm90_forward_consume(typename AttentionSm90Forward<HS>::Sh
             free_v();
         }
         if (!any) {
-            free_leaving();
+            leaving.free(shared.q_empty);
             meet(consumer);
             release(&shared.q_empty[slot.tile]);
             continue;
@@ -274,13 +299,13 @@ DEVICE void attention_sm90_forward_consume(typename AttentionSm90Forward<HS>::Sh
         auto first = [&](auto &s) {
             constexpr int SEEN = sizeof s / sizeof s[0] * 2;
             barrier_wait(&shared.k_full[k_stage.tile], k_stage.parity);
-            start_turn();
+            start_turn<Tile>(consumer);
             start_product_abt<HS>(s, q, Tile::ROWS, shared.k[k_stage.tile][0][0], KEYS);
-            end_turn();
+            end_turn<Tile>(consumer);
             wgmma_wait<0>();
             registers_settled(s);
             free_k();
-            free_leaving();
+            leaving.free(shared.q_empty);
             if (CAUSAL || work.T % KEYS != 0) mask_scores(s, row, tile * KEYS, work.T, CAUSAL);
             online_softmax(s, row_max, row_sum, rescale, scale_log2);
 #pragma unroll
@@ -299,11 +324,11 @@ DEVICE void attention_sm90_forward_consume(typename AttentionSm90Forward<HS>::Sh
         for (tile--; tile >= 0; tile--) {
             float s[KEYS / 2];
             barrier_wait(&shared.k_full[k_stage.tile], k_stage.parity);
-            start_turn();
+            start_turn<Tile>(consumer);
             start_product_abt<HS>(s, q, Tile::ROWS, shared.k[k_stage.tile][0][0], KEYS);
             barrier_wait(&shared.v_full[v_stage.tile], v_stage.parity);
             start_product_ab<HS>(o, p, shared.v[v_stage.tile][0][0], KEYS);  // of the tile before
-            end_turn();
+            end_turn<Tile>(consumer);
             wgmma_wait<1>();
             registers_settled(s);
             free_k();
@@ -326,7 +351,7 @@ DEVICE void attention_sm90_forward_consume(typename AttentionSm90Forward<HS>::Sh
             row_sum[half] += __shfl_xor_sync(~0u, row_sum[half], 2);
             const int out_row = row + lane_row() + 8 * half;
             if (lane_id() % 4 == 0 && out_row < work.T)
-                lse[(size_t)head * work.T + out_row] = LN_2 * (scale_log2 * row_max[half] + log2f(row_sum[half]));
+                lse[(size_t)piece.head * work.T + out_row] = LN_2 * (scale_log2 * row_max[half] + log2f(row_sum[half]));
         }
         const float inverse[2] = {1.0f / row_sum[0], 1.0f / row_sum[1]};
         wgmma_wait<0>();
@@ -338,12 +363,10 @@ DEVICE void attention_sm90_forward_consume(typename AttentionSm90Forward<HS>::Sh
         fence_async();
         meet(consumer);
         if (is_leader()) {
-#pragma unroll
-            for (int i = 0; i < HS / 64; i++)
-                tensor_store(out_map, shared.q[slot.tile][i][64 * consumer], 64 * i, row, head % work.NH, head / work.NH);
+            store_tile<HS>(out_map, shared.q[slot.tile], 64 * consumer, row, piece.n, piece.b);
             store_commit();
+            leaving.slot = slot.tile;
         }
-        leaving = slot.tile;
     }
     if (is_leader()) store_wait_read<0>();
 }
@@ -366,7 +389,7 @@ static __global__ __launch_bounds__(AttentionSm90Forward<HS>::THREADS, 1) void a
     const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);
     if (warpgroup == Tile::CONSUMERS) {
         registers_decrease<Tile::PRODUCER_REGISTERS>();
-        if (threadIdx.x % 128 == 0) attention_sm90_forward_produce<HS, CAUSAL>(shared, &q_map, &kv_map, work);
+        if (is_leader()) attention_sm90_forward_produce<HS, CAUSAL>(shared, &q_map, &kv_map, work);
     } else {
         registers_increase<Tile::REGISTERS>();
         attention_sm90_forward_consume<HS, CAUSAL>(shared, &out_map, lse, work, warpgroup);
@@ -385,6 +408,7 @@ static void attention_sm90_forward_of(bf16 *out, float *lse, const bf16 *qkv, un
     CUDA_CHECK(cudaMemsetAsync(claims, 0, sizeof *claims, stream));
     LAUNCH(kernel, attention_sm90_grid(work), Tile::THREADS, sizeof(typename Tile::Shared), stream, q_map, kv_map, out_map, lse, work);
 }
+
 // ----------------------------------------------------------------------------
 // Backward: dQ
 
@@ -402,26 +426,13 @@ template <int HS> struct AttentionSm90Dq {
     };
 };
 
-// 64 rows of a tile, from `row` on, as a left factor.
-template <int HS, int ROWS> DEVICE void load_left_rows(uint32_t (&left)[HS / 16][4], const bf16 (&tile)[HS / 64][ROWS][64], int row) {
-#pragma unroll
-    for (int i = 0; i < HS / 16; i++) load_left<64>(left[i], tile[i / 4][0], row + threadIdx.x % 128 / 32 * 16, i % 4 * 16);
-}
-
-// Starts to copy `rows` rows of all HS columns to a tile, of one slot of a tensor.
-template <int HS, int ROWS>
-DEVICE void load_rows(bf16 (&tile)[HS / 64][ROWS][64], const TensorMap *map, Barrier *full, int row, int slot, int batch) {
-#pragma unroll
-    for (int i = 0; i < HS / 64; i++) tensor_load(tile[i], map, full, 64 * i, row, slot, batch);
-}
-
 template <int HS, bool CAUSAL>
 DEVICE void attention_sm90_dq_produce(typename AttentionSm90Dq<HS>::Shared &shared, const TensorMap *q_map, const TensorMap *kv_map,
                                       const TensorMap *dout_map, const TensorMap *out_map, const AttentionWork &work) {
     using Tile = AttentionSm90Dq<HS>;
     Ring<Tile::Q_SLOTS> slot;
     Ring<Tile::STAGES> stage;
-    for (int item = blockIdx.x;;) {
+    for (int item = blockIdx.x, next;; item = next) {
         barrier_wait(&shared.q_empty[slot.tile], slot.parity ^ 1);
         Barrier *const q_full = &shared.q_full[slot.tile];
         shared.item[slot.tile] = item < work.items ? item : -1;
@@ -429,27 +440,22 @@ DEVICE void attention_sm90_dq_produce(typename AttentionSm90Dq<HS>::Shared &shar
             barrier_arrive(q_full);
             return;
         }
-        const int next = work_claim(work);
-        int head, block;
-        work_find<true>(work, item, &head, &block);
-        const int row = work_row(work, block, Tile::ROWS), n = head % work.NH, b = head / work.NH;
+        next = work_claim(work);
+        const AttentionPiece piece = work_find<true>(work, item, Tile::ROWS);
+        const int k = work.NH + piece.n, v = 2 * work.NH + piece.n;
         barrier_expect(q_full, sizeof shared.q[0] + sizeof shared.dout[0]);
-        load_rows<HS>(shared.q[slot.tile], q_map, q_full, row, n, b);
-        load_rows<HS>(shared.dout[slot.tile], dout_map, q_full, row, n, b);
+        load_tile<HS>(shared.q[slot.tile], q_map, q_full, piece.row, piece.n, piece.b);
+        load_tile<HS>(shared.dout[slot.tile], dout_map, q_full, piece.row, piece.n, piece.b);
 #pragma unroll
-        for (int i = 0; i < HS / 64; i++) tensor_prefetch(out_map, 64 * i, row, n, b);  // for rows_statistics()
+        for (int i = 0; i < HS / 64; i++) tensor_prefetch(out_map, 64 * i, piece.row, piece.n, piece.b);  // for rows_statistics()
         slot.advance();
 #pragma unroll 1
-        for (int tile = key_tiles<CAUSAL>(work.T, row, Tile::ROWS, Tile::KEYS) - 1; tile >= 0; tile--) {
-            barrier_wait(&shared.k_empty[stage.tile], stage.parity ^ 1);
-            barrier_expect(&shared.k_full[stage.tile], sizeof shared.k[0]);
-            load_rows<HS>(shared.k[stage.tile], kv_map, &shared.k_full[stage.tile], tile * Tile::KEYS, work.NH + n, b);
-            barrier_wait(&shared.v_empty[stage.tile], stage.parity ^ 1);
-            barrier_expect(&shared.v_full[stage.tile], sizeof shared.v[0]);
-            load_rows<HS>(shared.v[stage.tile], kv_map, &shared.v_full[stage.tile], tile * Tile::KEYS, 2 * work.NH + n, b);
+        for (int tile = key_tiles<CAUSAL>(work.T, piece.row, Tile::ROWS, Tile::KEYS) - 1; tile >= 0; tile--) {
+            const int at = stage.tile, row = tile * Tile::KEYS;
+            refill_tile<HS>(shared.k[at], kv_map, &shared.k_full[at], &shared.k_empty[at], stage.parity, row, k, piece.b);
+            refill_tile<HS>(shared.v[at], kv_map, &shared.v_full[at], &shared.v_empty[at], stage.parity, row, v, piece.b);
             stage.advance();
         }
-        item = next;
     }
 }
 
@@ -493,34 +499,24 @@ DEVICE void attention_sm90_dq_consume(typename AttentionSm90Dq<HS>::Shared &shar
     const float scale_log2 = LOG2_E * work.scale;
     Ring<Tile::Q_SLOTS> slot;
     Ring<Tile::STAGES> stage;  // of K and V for the scores; dQ uses K of the tile before
-    int leaving = -1;          // the slot through which dQ is leaving
+    Leaving leaving;
 
-    auto start_turn = [&] { if (Tile::TAKE_TURNS) take_turn(consumer); };
-    auto end_turn = [&] { if (Tile::TAKE_TURNS) pass_turn<Tile::CONSUMERS>(consumer); };
-    auto free_leaving = [&] {
-        if (is_leader() && leaving >= 0) {
-            store_wait_read<0>();
-            barrier_arrive(&shared.q_empty[leaving]);
-        }
-        leaving = -1;
-    };
 
-    if (consumer == Tile::CONSUMERS - 1) end_turn();
+    if (consumer == Tile::CONSUMERS - 1) end_turn<Tile>(consumer);
     for (;; slot.advance()) {
         barrier_wait(&shared.q_full[slot.tile], slot.parity);
         const int item = shared.item[slot.tile];
         if (item < 0) break;
-        int head, block;
-        work_find<true>(work, item, &head, &block);
-        const int block_row = work_row(work, block, Tile::ROWS), row = block_row + 64 * consumer;
+        const AttentionPiece piece = work_find<true>(work, item, Tile::ROWS);
+        const int row = piece.row + 64 * consumer;
         const bool any = row >= 0 && row < work.T;
         bf16 *const q = shared.q[slot.tile][0][64 * consumer], *const dout = shared.dout[slot.tile][0][64 * consumer];
 
-        int tile = key_tiles<CAUSAL>(work.T, block_row, Tile::ROWS, KEYS) - 1;
+        int tile = key_tiles<CAUSAL>(work.T, piece.row, Tile::ROWS, KEYS) - 1;
 #pragma unroll 1
         for (const int last = any ? key_tiles<CAUSAL>(work.T, row, 64, KEYS) - 1 : -1; tile > last; tile--) {
-            start_turn();
-            end_turn();
+            start_turn<Tile>(consumer);
+            end_turn<Tile>(consumer);
             barrier_wait(&shared.k_full[stage.tile], stage.parity);
             barrier_wait(&shared.v_full[stage.tile], stage.parity);
             meet(consumer);
@@ -529,7 +525,7 @@ DEVICE void attention_sm90_dq_consume(typename AttentionSm90Dq<HS>::Shared &shar
             stage.advance();
         }
         if (!any) {
-            free_leaving();
+            leaving.free(shared.q_empty);
             meet(consumer);
             release(&shared.q_empty[slot.tile]);
             continue;
@@ -539,13 +535,13 @@ DEVICE void attention_sm90_dq_consume(typename AttentionSm90Dq<HS>::Shared &shar
         uint32_t ds[KEYS / 16][4];
         auto start_scores = [&] {
             barrier_wait(&shared.k_full[stage.tile], stage.parity);
-            start_turn();
+            start_turn<Tile>(consumer);
             start_product_abt<HS>(s, q, Tile::ROWS, shared.k[stage.tile][0][0], KEYS);
         };
         auto start_dp = [&] {
             barrier_wait(&shared.v_full[stage.tile], stage.parity);
             start_product_abt<HS>(dp, dout, Tile::ROWS, shared.v[stage.tile][0][0], KEYS);
-            end_turn();
+            end_turn<Tile>(consumer);
         };
         auto exponentials = [&] {
 #pragma unroll
@@ -560,9 +556,9 @@ DEVICE void attention_sm90_dq_consume(typename AttentionSm90Dq<HS>::Shared &shar
 
         start_scores();
         start_dp();
-        const size_t C = (size_t)work.NH * HS, first = (size_t)(head / work.NH) * work.T;
-        rows_statistics<HS>(row_lse, minus_delta, stats + (size_t)head * 2 * padded_T, out + first * C + head % work.NH * HS,
-                            lse + (size_t)head * work.T, shared.dout[slot.tile], 64 * consumer + lane_row(), row + lane_row(), work.T,
+        const size_t C = (size_t)work.NH * HS, first = (size_t)piece.b * work.T;
+        rows_statistics<HS>(row_lse, minus_delta, stats + (size_t)piece.head * 2 * padded_T, out + first * C + piece.n * HS,
+                            lse + (size_t)piece.head * work.T, shared.dout[slot.tile], 64 * consumer + lane_row(), row + lane_row(), work.T,
                             padded_T, C);
         wgmma_wait<1>();
         registers_settled(s);
@@ -573,7 +569,7 @@ DEVICE void attention_sm90_dq_consume(typename AttentionSm90Dq<HS>::Shared &shar
         registers_settled(dp);
         release(&shared.v_empty[stage.tile]);
         make_ds();
-        free_leaving();
+        leaving.free(shared.q_empty);
         for (tile--; tile >= 0; tile--) {
             const int before = stage.tile;
             stage.advance();
@@ -604,12 +600,10 @@ DEVICE void attention_sm90_dq_consume(typename AttentionSm90Dq<HS>::Shared &shar
         fence_async();
         meet(consumer);
         if (is_leader()) {
-#pragma unroll
-            for (int i = 0; i < HS / 64; i++)
-                tensor_store(dqkv_map, shared.q[slot.tile][i][64 * consumer], 64 * i, row, head % work.NH, head / work.NH);
+            store_tile<HS>(dqkv_map, shared.q[slot.tile], 64 * consumer, row, piece.n, piece.b);
             store_commit();
+            leaving.slot = slot.tile;
         }
-        leaving = slot.tile;
     }
     if (is_leader()) store_wait_read<0>();
 }
@@ -642,6 +636,31 @@ static __global__ __launch_bounds__(AttentionSm90Dq<HS>::THREADS, 1) void attent
 
 // ----------------------------------------------------------------------------
 // Backward: dK and dV
+//
+// All scores are transposed, keys being rows: so Pᵀ and dSᵀ come out of one product as the left factors of the next. What belongs to a query
+// belongs to a column, then; a lane has the columns 8 j + 2 (lane % 4) and + 1.
+
+// Sᵀ becomes Pᵀ, with the lse (to base 2) of its queries.
+template <int N> DEVICE void exponentials_transposed(float (&s)[N], const float *lse, float scale_log2) {
+    lse += lane_id() % 4 * 2;
+#pragma unroll
+    for (int i = 0; i < N; i += 4) {
+        const float2 l = *(const float2 *)(lse + 2 * i);
+#pragma unroll
+        for (int j = 0; j < 4; j++) s[i + j] = exp2_approx(scale_log2 * s[i + j] - (j % 2 ? l.y : l.x));
+    }
+}
+
+// Pᵀ becomes dSᵀ = Pᵀ ∘ (dPᵀ - delta).
+template <int N> DEVICE void ds_transposed(float (&p)[N], const float (&dp)[N], const float *minus_delta) {
+    minus_delta += lane_id() % 4 * 2;
+#pragma unroll
+    for (int i = 0; i < N; i += 4) {
+        const float2 d = *(const float2 *)(minus_delta + 2 * i);
+#pragma unroll
+        for (int j = 0; j < 4; j++) p[i + j] *= dp[i + j] + (j % 2 ? d.y : d.x);
+    }
+}
 
 template <int HS> struct AttentionSm90Dkdv {
     static constexpr int CONSUMERS = 2, KEYS = 64 * CONSUMERS, ROWS = 64, STAGES = HS == 64 ? 6 : 3, KV_SLOTS = 2;
@@ -666,7 +685,7 @@ DEVICE void attention_sm90_dkdv_produce(typename AttentionSm90Dkdv<HS>::Shared &
     const int tiles = (work.T + Tile::ROWS - 1) / Tile::ROWS;
     Ring<Tile::KV_SLOTS> slot;
     Ring<Tile::STAGES> stage;
-    for (int item = blockIdx.x;;) {
+    for (int item = blockIdx.x, next;; item = next) {
         barrier_wait(&shared.kv_empty[slot.tile], slot.parity ^ 1);
         Barrier *const kv_full = &shared.kv_full[slot.tile];
         shared.item[slot.tile] = item < work.items ? item : -1;
@@ -674,30 +693,24 @@ DEVICE void attention_sm90_dkdv_produce(typename AttentionSm90Dkdv<HS>::Shared &
             barrier_arrive(kv_full);
             return;
         }
-        const int next = work_claim(work);
-        int head, block;
-        work_find<false>(work, item, &head, &block);
-        const int first_key = work_row(work, block, Tile::KEYS), n = head % work.NH, b = head / work.NH;
-        const float *const head_stats = stats + (size_t)head * 2 * padded_T;
+        next = work_claim(work);
+        const AttentionPiece piece = work_find<false>(work, item, Tile::KEYS);
+        const float *const head_stats = stats + (size_t)piece.head * 2 * padded_T;
         barrier_expect(kv_full, sizeof shared.k[0] + sizeof shared.v[0]);
-        load_rows<HS>(shared.k[slot.tile], kv_map, kv_full, first_key, work.NH + n, b);
-        load_rows<HS>(shared.v[slot.tile], kv_map, kv_full, first_key, 2 * work.NH + n, b);
+        load_tile<HS>(shared.k[slot.tile], kv_map, kv_full, piece.row, work.NH + piece.n, piece.b);
+        load_tile<HS>(shared.v[slot.tile], kv_map, kv_full, piece.row, 2 * work.NH + piece.n, piece.b);
         slot.advance();
 #pragma unroll 1
-        for (int tile = CAUSAL ? first_key / Tile::ROWS : 0; tile < tiles; tile++) {
-            const int row = tile * Tile::ROWS;
-            Barrier *const q_full = &shared.q_full[stage.tile], *const dout_full = &shared.dout_full[stage.tile];
-            barrier_wait(&shared.q_empty[stage.tile], stage.parity ^ 1);
-            barrier_expect(q_full, sizeof shared.q[0] + sizeof shared.lse[0]);
-            load_rows<HS>(shared.q[stage.tile], q_map, q_full, row, n, b);
-            bulk_load(shared.lse[stage.tile], head_stats + row, sizeof shared.lse[0], q_full);
-            barrier_wait(&shared.dout_empty[stage.tile], stage.parity ^ 1);
-            barrier_expect(dout_full, sizeof shared.dout[0] + sizeof shared.minus_delta[0]);
-            load_rows<HS>(shared.dout[stage.tile], dout_map, dout_full, row, n, b);
-            bulk_load(shared.minus_delta[stage.tile], head_stats + padded_T + row, sizeof shared.minus_delta[0], dout_full);
+        for (int tile = CAUSAL ? piece.row / Tile::ROWS : 0; tile < tiles; tile++) {
+            const int at = stage.tile, row = tile * Tile::ROWS;
+            refill_tile<HS>(shared.q[at], q_map, &shared.q_full[at], &shared.q_empty[at], stage.parity, row, piece.n, piece.b,
+                            sizeof shared.lse[0]);
+            bulk_load(shared.lse[at], head_stats + row, sizeof shared.lse[0], &shared.q_full[at]);
+            refill_tile<HS>(shared.dout[at], dout_map, &shared.dout_full[at], &shared.dout_empty[at], stage.parity, row, piece.n, piece.b,
+                            sizeof shared.minus_delta[0]);
+            bulk_load(shared.minus_delta[at], head_stats + padded_T + row, sizeof shared.minus_delta[0], &shared.dout_full[at]);
             stage.advance();
         }
-        item = next;
     }
 }
 
@@ -710,34 +723,24 @@ DEVICE void attention_sm90_dkdv_consume(typename AttentionSm90Dkdv<HS>::Shared &
     const float scale_log2 = LOG2_E * work.scale;
     Ring<Tile::KV_SLOTS> slot;
     Ring<Tile::STAGES> stage;
-    int leaving = -1;  // the slot through which dK and dV are leaving
+    Leaving leaving;
 
-    auto start_turn = [&] { if (Tile::TAKE_TURNS) take_turn(consumer); };
-    auto end_turn = [&] { if (Tile::TAKE_TURNS) pass_turn<Tile::CONSUMERS>(consumer); };
-    auto free_leaving = [&] {
-        if (is_leader() && leaving >= 0) {
-            store_wait_read<0>();
-            barrier_arrive(&shared.kv_empty[leaving]);
-        }
-        leaving = -1;
-    };
 
-    if (consumer == Tile::CONSUMERS - 1) end_turn();
+    if (consumer == Tile::CONSUMERS - 1) end_turn<Tile>(consumer);
     for (;; slot.advance()) {
         barrier_wait(&shared.kv_full[slot.tile], slot.parity);
         const int item = shared.item[slot.tile];
         if (item < 0) break;
-        int head, block;
-        work_find<false>(work, item, &head, &block);
-        const int block_key = work_row(work, block, Tile::KEYS), key = block_key + 64 * consumer;
+        const AttentionPiece piece = work_find<false>(work, item, Tile::KEYS);
+        const int key = piece.row + 64 * consumer;
 
         // Tiles of queries that see none of these keys, as all are earlier; or there are no such keys.
-        int tile = CAUSAL ? block_key / ROWS : 0;
+        int tile = CAUSAL ? piece.row / ROWS : 0;
         const bool any = key < work.T;
 #pragma unroll 1
         for (const int first = !any ? tiles : CAUSAL ? key / ROWS : 0; tile < first; tile++) {
-            start_turn();
-            end_turn();
+            start_turn<Tile>(consumer);
+            end_turn<Tile>(consumer);
             barrier_wait(&shared.q_full[stage.tile], stage.parity);
             barrier_wait(&shared.dout_full[stage.tile], stage.parity);
             meet(consumer);
@@ -746,7 +749,7 @@ DEVICE void attention_sm90_dkdv_consume(typename AttentionSm90Dkdv<HS>::Shared &
             stage.advance();
         }
         if (!any) {
-            free_leaving();
+            leaving.free(shared.kv_empty);
             meet(consumer);
             release(&shared.kv_empty[slot.tile]);
             continue;
@@ -761,7 +764,7 @@ DEVICE void attention_sm90_dkdv_consume(typename AttentionSm90Dkdv<HS>::Shared &
         auto start_scores = [&] {
             const bf16 *const q = shared.q[stage.tile][0][0];
             barrier_wait(&shared.q_full[stage.tile], stage.parity);
-            start_turn();
+            start_turn<Tile>(consumer);
             if constexpr (Tile::KV_IN_REGISTERS) start_product_abt<HS>(s, k_left, q, ROWS);
             else start_product_abt<HS>(s, shared.k[opaque(slot.tile)][0][64 * consumer], Tile::KEYS, q, ROWS);
         };
@@ -770,16 +773,7 @@ DEVICE void attention_sm90_dkdv_consume(typename AttentionSm90Dkdv<HS>::Shared &
             barrier_wait(&shared.dout_full[stage.tile], stage.parity);
             if constexpr (Tile::KV_IN_REGISTERS) start_product_abt<HS>(dp, v_left, dout, ROWS);
             else start_product_abt<HS>(dp, shared.v[opaque(slot.tile)][0][64 * consumer], Tile::KEYS, dout, ROWS);
-            end_turn();
-        };
-        auto exponentials = [&] {
-            const float *const lse = shared.lse[stage.tile] + lane_id() % 4 * 2;
-#pragma unroll
-            for (int i = 0; i < ROWS / 2; i += 4) {
-                const float2 l = *(const float2 *)(lse + 2 * i);
-#pragma unroll
-                for (int j = 0; j < 4; j++) s[i + j] = exp2_approx(scale_log2 * s[i + j] - (j % 2 ? l.y : l.x));
-            }
+            end_turn<Tile>(consumer);
         };
         auto start_dv = [&] {
 #pragma unroll
@@ -791,22 +785,12 @@ DEVICE void attention_sm90_dkdv_consume(typename AttentionSm90Dkdv<HS>::Shared &
             registers_settled(p);
             release(&shared.dout_empty[stage]);
         };
-        auto make_ds = [&] {
-            const float *const minus_delta = shared.minus_delta[stage.tile] + lane_id() % 4 * 2;
-#pragma unroll
-            for (int i = 0; i < ROWS / 2; i += 4) {
-                const float2 d = *(const float2 *)(minus_delta + 2 * i);
-#pragma unroll
-                for (int j = 0; j < 4; j++) s[i + j] *= dp[i + j] + (j % 2 ? d.y : d.x);
-            }
-#pragma unroll
-            for (int i = 0; i < ROWS / 16; i++) pack_left(ds[i], s, i);
-        };
-
         auto finish_dp = [&] {
             wgmma_wait<1>();
             registers_settled(dp);
-            make_ds();
+            ds_transposed(s, dp, shared.minus_delta[stage.tile]);
+#pragma unroll
+            for (int i = 0; i < ROWS / 16; i++) pack_left(ds[i], s, i);
             if (!Tile::DV_OVERLAPS) {
                 wgmma_wait<0>();
                 end_dv(stage.tile);
@@ -815,10 +799,10 @@ DEVICE void attention_sm90_dkdv_consume(typename AttentionSm90Dkdv<HS>::Shared &
 
         start_scores();
         start_dp();
-        free_leaving();
+        leaving.free(shared.kv_empty);
         wgmma_wait<1>();
         registers_settled(s);
-        exponentials();
+        exponentials_transposed(s, shared.lse[stage.tile], scale_log2);
         if (CAUSAL) mask_transposed(s, key, tile * ROWS);  // no other tile needs it: queries from T on have an lse of +inf
         start_dv();
         finish_dp();
@@ -831,7 +815,7 @@ DEVICE void attention_sm90_dkdv_consume(typename AttentionSm90Dkdv<HS>::Shared &
             wgmma_wait<2>();
             registers_settled(s);
             if (Tile::DV_OVERLAPS) end_dv(before);
-            exponentials();
+            exponentials_transposed(s, shared.lse[stage.tile], scale_log2);
             keep_behind(s[0]);
             wgmma_wait<1>();
             registers_settled(dk);
@@ -853,15 +837,11 @@ DEVICE void attention_sm90_dkdv_consume(typename AttentionSm90Dkdv<HS>::Shared &
         fence_async();
         meet(consumer);
         if (is_leader()) {
-            const int n = head % work.NH, b = head / work.NH;
-#pragma unroll
-            for (int i = 0; i < HS / 64; i++) {
-                tensor_store(dqkv_map, shared.k[slot.tile][i][64 * consumer], 64 * i, key, work.NH + n, b);
-                tensor_store(dqkv_map, shared.v[slot.tile][i][64 * consumer], 64 * i, key, 2 * work.NH + n, b);
-            }
+            store_tile<HS>(dqkv_map, shared.k[slot.tile], 64 * consumer, piece.row + 64 * consumer, work.NH + piece.n, piece.b);
+            store_tile<HS>(dqkv_map, shared.v[slot.tile], 64 * consumer, piece.row + 64 * consumer, 2 * work.NH + piece.n, piece.b);
             store_commit();
+            leaving.slot = slot.tile;
         }
-        leaving = slot.tile;
     }
     if (is_leader()) store_wait_read<0>();
 }
@@ -951,26 +931,21 @@ DEVICE void attention_sm90_one_pass_produce(typename AttentionSm90OnePass<HS>::S
             barrier_arrive(kv_full);
             return;
         }
-        int head, block;
-        work_find<true>(work, item, &head, &block);
-        const int n = head % work.NH, b = head / work.NH;
-        const float *const head_stats = stats + (size_t)head * 2 * padded_T;
+        const AttentionPiece piece = work_find<true>(work, item, Tile::KEYS);
+        const float *const head_stats = stats + (size_t)piece.head * 2 * padded_T;
         barrier_expect(kv_full, sizeof shared.k[0] + sizeof shared.v[0]);
-        load_rows<HS>(shared.k[slot.tile], kv_map, kv_full, block * Tile::KEYS, work.NH + n, b);
-        load_rows<HS>(shared.v[slot.tile], kv_map, kv_full, block * Tile::KEYS, 2 * work.NH + n, b);
+        load_tile<HS>(shared.k[slot.tile], kv_map, kv_full, piece.row, work.NH + piece.n, piece.b);
+        load_tile<HS>(shared.v[slot.tile], kv_map, kv_full, piece.row, 2 * work.NH + piece.n, piece.b);
         slot.advance();
 #pragma unroll 1
-        for (int tile = block * Tile::KEYS / Tile::ROWS; tile < tiles; tile++) {
-            const int row = tile * Tile::ROWS;
-            Barrier *const q_full = &shared.q_full[stage.tile], *const dout_full = &shared.dout_full[stage.tile];
-            barrier_wait(&shared.q_empty[stage.tile], stage.parity ^ 1);
-            barrier_expect(q_full, sizeof shared.q[0] + sizeof shared.lse[0]);
-            load_rows<HS>(shared.q[stage.tile], q_map, q_full, row, n, b);
-            bulk_load(shared.lse[stage.tile], head_stats + row, sizeof shared.lse[0], q_full);
-            barrier_wait(&shared.dout_empty[stage.tile], stage.parity ^ 1);
-            barrier_expect(dout_full, sizeof shared.dout[0] + sizeof shared.minus_delta[0]);
-            load_rows<HS>(shared.dout[stage.tile], dout_map, dout_full, row, n, b);
-            bulk_load(shared.minus_delta[stage.tile], head_stats + padded_T + row, sizeof shared.minus_delta[0], dout_full);
+        for (int tile = piece.row / Tile::ROWS; tile < tiles; tile++) {
+            const int at = stage.tile, row = tile * Tile::ROWS;
+            refill_tile<HS>(shared.q[at], q_map, &shared.q_full[at], &shared.q_empty[at], stage.parity, row, piece.n, piece.b,
+                            sizeof shared.lse[0]);
+            bulk_load(shared.lse[at], head_stats + row, sizeof shared.lse[0], &shared.q_full[at]);
+            refill_tile<HS>(shared.dout[at], dout_map, &shared.dout_full[at], &shared.dout_empty[at], stage.parity, row, piece.n, piece.b,
+                            sizeof shared.minus_delta[0]);
+            bulk_load(shared.minus_delta[at], head_stats + padded_T + row, sizeof shared.minus_delta[0], &shared.dout_full[at]);
             stage.advance();
         }
     }
@@ -989,12 +964,11 @@ DEVICE void attention_sm90_one_pass_add(typename AttentionSm90OnePass<HS>::Share
         barrier_wait(&shared.kv_full[slot.tile], slot.parity);
         const int item = shared.item[slot.tile];
         if (item < 0) break;
-        int head, block;
-        work_find<true>(work, item, &head, &block);
-        for (int tile = block * Tile::KEYS / Tile::ROWS; block > 0 && tile < tiles; tile++) {
-            const size_t at = part_of<HS>(work, head, tile, consumer);
+        const AttentionPiece piece = work_find<true>(work, item, Tile::KEYS);
+        for (int tile = piece.row / Tile::ROWS; piece.block > 0 && tile < tiles; tile++) {
+            const size_t at = part_of<HS>(work, piece.head, tile, consumer);
             float *const to = sums.parts + at * Tile::PART;
-            const int before = adders_before<HS>(work, block, tile);
+            const int before = adders_before<HS>(work, piece.block, tile);
             barrier_wait(&shared.dq_full[consumer], part.parity);
             if (before == 0) {
                 bulk_store(to, shared.dq[consumer], sizeof shared.dq[0]);
@@ -1023,22 +997,14 @@ DEVICE void attention_sm90_one_pass_consume(typename AttentionSm90OnePass<HS>::S
     Ring<Tile::KV_SLOTS> slot;
     Ring<Tile::STAGES> stage;
     Ring<1> part;
-    int leaving = -1;
-    auto free_leaving = [&] {
-        if (is_leader() && leaving >= 0) {
-            store_wait_read<0>();
-            barrier_arrive(&shared.kv_empty[leaving]);
-        }
-        leaving = -1;
-    };
+    Leaving leaving;
 
     for (;; slot.advance()) {
-        if (Tile::KV_SLOTS == 1) free_leaving();
+        if (Tile::KV_SLOTS == 1) leaving.free(shared.kv_empty);
         barrier_wait(&shared.kv_full[slot.tile], slot.parity);
         const int item = shared.item[slot.tile];
         if (item < 0) break;
-        int head, block;
-        work_find<true>(work, item, &head, &block);
+        const AttentionPiece piece = work_find<true>(work, item, KEYS);
 
         float dk[HS / 2] = {}, dv[HS / 2] = {};
         uint32_t p[4][4], k_left[HS / 16][4], v_left[HS / 16][4];
@@ -1047,7 +1013,7 @@ DEVICE void attention_sm90_one_pass_consume(typename AttentionSm90OnePass<HS>::S
             load_left_rows<HS>(v_left, shared.v[slot.tile], 64 * consumer);
         }
 #pragma unroll 1
-        for (int tile = block * KEYS / ROWS; tile < tiles; tile++) {
+        for (int tile = piece.row / ROWS; tile < tiles; tile++) {
             const int kv = opaque(slot.tile);
             barrier_wait(&shared.q_full[stage.tile], stage.parity);
             barrier_wait(&shared.dout_full[stage.tile], stage.parity);
@@ -1062,36 +1028,24 @@ DEVICE void attention_sm90_one_pass_consume(typename AttentionSm90OnePass<HS>::S
                     start_product_abt<HS>(s, shared.k[kv][0][64 * consumer], KEYS, q, ROWS);
                     start_product_abt<HS>(dp, shared.v[kv][0][64 * consumer], KEYS, dout, ROWS);
                 }
-                if (first == 0 && tile == block * KEYS / ROWS) free_leaving();
+                if (first == 0 && tile == piece.row / ROWS) leaving.free(shared.kv_empty);
                 wgmma_wait<1>();
                 registers_settled(s);
                 if (first > 0) registers_settled(dv), registers_settled(p);
-                const float *const lse = shared.lse[stage.tile] + first + lane_id() % 4 * 2;
-#pragma unroll
-                for (int i = 0; i < 32; i += 4) {
-                    const float2 l = *(const float2 *)(lse + 2 * i);
-#pragma unroll
-                    for (int j = 0; j < 4; j++) s[i + j] = exp2_approx(scale_log2 * s[i + j] - (j % 2 ? l.y : l.x));
-                }
-                if (tile * ROWS < (block + 1) * KEYS) mask_transposed(s, block * KEYS + 64 * consumer, tile * ROWS + first);
+                exponentials_transposed(s, shared.lse[stage.tile] + first, scale_log2);
+                if (tile * ROWS < piece.row + KEYS) mask_transposed(s, piece.row + 64 * consumer, tile * ROWS + first);
 #pragma unroll
                 for (int i = 0; i < 4; i++) pack_left(p[i], s, i);
                 start_product_ab<HS>(dv, p, dout, ROWS);
                 wgmma_wait<1>();
                 registers_settled(dp);
-                const float *const minus_delta = shared.minus_delta[stage.tile] + first + lane_id() % 4 * 2;
-#pragma unroll
-                for (int i = 0; i < 32; i += 4) {
-                    const float2 d = *(const float2 *)(minus_delta + 2 * i);
-#pragma unroll
-                    for (int j = 0; j < 4; j++) s[i + j] *= dp[i + j] + (j % 2 ? d.y : d.x);
-                }
-                if (first == 0) named_barrier_sync(1, 256);  // both consumers are done with the dS before
+                ds_transposed(s, dp, shared.minus_delta[stage.tile] + first);
+                if (first == 0) both_meet(7);  // both consumers are done with the dS before
                 const float one[2] = {1, 1};
                 store_to_slabs<64>(shared.ds[first / 64][64 * consumer], KEYS, s, one);
             }
             fence_async();
-            named_barrier_sync(2, 256);
+            both_meet(8);
 
             // dQ of 64 rows and 64 columns, from all keys; dK of the consumer's own.
             float dq[32];
@@ -1116,7 +1070,7 @@ DEVICE void attention_sm90_one_pass_consume(typename AttentionSm90OnePass<HS>::S
             registers_settled(p);
             registers_settled(dq);
             release(&shared.dout_empty[stage.tile]);
-            if (block > 0) {
+            if (piece.block > 0) {
                 barrier_wait(&shared.dq_empty[consumer], part.parity ^ 1);
                 part.advance();
                 float4 *const to = (float4 *)shared.dq[consumer] + threadIdx.x % 128;
@@ -1126,7 +1080,7 @@ DEVICE void attention_sm90_one_pass_consume(typename AttentionSm90OnePass<HS>::S
                 meet(consumer);
                 release(&shared.dq_full[consumer]);
             } else {
-                const size_t at = part_of<HS>(work, head, tile, consumer);
+                const size_t at = part_of<HS>(work, piece.head, tile, consumer);
                 const int before = adders_before<HS>(work, 0, tile);
                 if (before > 0) {
                     if (is_leader()) while (load_acquire(sums.added + at) < before) __nanosleep(20);
@@ -1139,8 +1093,8 @@ DEVICE void attention_sm90_one_pass_consume(typename AttentionSm90OnePass<HS>::S
                     }
                 }
                 const int row = tile * ROWS + (HS == 64 ? 64 * consumer : 0) + lane_row();
-                const size_t stride = 3 * (size_t)work.NH * HS, first = (size_t)(head / work.NH) * work.T;
-                bf16 *const out = dqkv + first * stride + head % work.NH * HS + (HS == 64 ? 0 : 64 * consumer) + lane_id() % 4 * 2;
+                const size_t stride = 3 * (size_t)work.NH * HS, first = (size_t)piece.b * work.T;
+                bf16 *const out = dqkv + first * stride + piece.n * HS + (HS == 64 ? 0 : 64 * consumer) + lane_id() % 4 * 2;
 #pragma unroll
                 for (int i = 0; i < 32; i += 2) {
                     const int out_row = row + i / 2 % 2 * 8;
@@ -1155,22 +1109,18 @@ DEVICE void attention_sm90_one_pass_consume(typename AttentionSm90OnePass<HS>::S
         }
 
         // The other consumer's dQ needs K, too.
-        named_barrier_sync(1, 256);
+        both_meet(7);
         const float dk_scale[2] = {work.scale, work.scale}, dv_scale[2] = {1, 1};
         store_to_slabs<HS>(shared.k[slot.tile][0][64 * consumer], KEYS, dk, dk_scale);
         store_to_slabs<HS>(shared.v[slot.tile][0][64 * consumer], KEYS, dv, dv_scale);
         fence_async();
         meet(consumer);
         if (is_leader()) {
-            const int n = head % work.NH, b = head / work.NH, key = block * KEYS + 64 * consumer;
-#pragma unroll
-            for (int i = 0; i < HS / 64; i++) {
-                tensor_store(dqkv_map, shared.k[slot.tile][i][64 * consumer], 64 * i, key, work.NH + n, b);
-                tensor_store(dqkv_map, shared.v[slot.tile][i][64 * consumer], 64 * i, key, 2 * work.NH + n, b);
-            }
+            store_tile<HS>(dqkv_map, shared.k[slot.tile], 64 * consumer, piece.row + 64 * consumer, work.NH + piece.n, piece.b);
+            store_tile<HS>(dqkv_map, shared.v[slot.tile], 64 * consumer, piece.row + 64 * consumer, 2 * work.NH + piece.n, piece.b);
             store_commit();
+            leaving.slot = slot.tile;
         }
-        leaving = slot.tile;
     }
     if (is_leader()) store_wait_read<0>();
 }

@@ -183,8 +183,8 @@ template <int HS> struct AttentionSm90Forward {
     static constexpr int STAGES = HS == 64 ? 3 : 2, Q_SLOTS = 2;  // tiles of K and V under way; of Q, two pieces of work
     static constexpr bool TAKE_TURNS = HS == 64;                  // with head size 128 there is less softmax, and turns cost more
     static constexpr int THREADS = 128 * (CONSUMERS + 1);
-    // Registers a thread; all have 65536 / THREADS at first, and the consumers what the producer gives up.
-    static constexpr int REGISTERS = CONSUMERS == 3 ? 160 : 240, PRODUCER_REGISTERS = 32;
+    // Of a thread. All have 65536 / THREADS at first, rounded down to a multiple of 8; consumers get what the producer gives up.
+    static constexpr int REGISTERS = CONSUMERS == 3 ? 160 : 240, PRODUCER_REGISTERS = CONSUMERS == 3 ? 32 : 24;
 
     struct Shared {
         bf16 q[Q_SLOTS][HS / 64][ROWS][64];  // where O leaves through, too
@@ -416,7 +416,7 @@ template <int HS> struct AttentionSm90Dq {
     static constexpr int CONSUMERS = HS == 64 ? 3 : 2, ROWS = 64 * CONSUMERS, KEYS = 64, STAGES = HS == 64 ? 6 : 3, Q_SLOTS = 2;
     static constexpr bool TAKE_TURNS = HS == 64;
     static constexpr int THREADS = 128 * (CONSUMERS + 1);
-    static constexpr int REGISTERS = CONSUMERS == 3 ? 160 : 240, PRODUCER_REGISTERS = 32;
+    static constexpr int REGISTERS = CONSUMERS == 3 ? 160 : 240, PRODUCER_REGISTERS = CONSUMERS == 3 ? 32 : 24;
 
     struct Shared {
         bf16 q[Q_SLOTS][HS / 64][ROWS][64], dout[Q_SLOTS][HS / 64][ROWS][64];  // dQ leaves through q
@@ -667,7 +667,7 @@ template <int HS> struct AttentionSm90Dkdv {
     static constexpr bool TAKE_TURNS = HS == 64;
     static constexpr bool KV_IN_REGISTERS = HS == 64;  // as left factors; else each product reads them from shared memory
     static constexpr bool DV_OVERLAPS = HS == 64;      // with the next tile's scores, for which P has to stay in registers longer
-    static constexpr int THREADS = 128 * (CONSUMERS + 1), REGISTERS = 240, PRODUCER_REGISTERS = 32;
+    static constexpr int THREADS = 128 * (CONSUMERS + 1), REGISTERS = 240, PRODUCER_REGISTERS = CONSUMERS == 3 ? 32 : 24;
 
     struct Shared {
         bf16 k[KV_SLOTS][HS / 64][KEYS][64], v[KV_SLOTS][HS / 64][KEYS][64];  // dK and dV leave through them

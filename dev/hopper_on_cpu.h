@@ -9,13 +9,14 @@
 //                                        at the wait, so both a missing barrier before and one behind show
 //   a wrong descriptor                   is decoded as the GPU does it, and gives another product
 //   too many bytes or arrivals           a message; with too few it is a deadlock, and a message that says where how many miss
+//   more registers than there are        a deadlock, and a message
 //   accumulators written in between,     a message
 //   no wgmma_fence, commit or wait,
 //   a warp with other products
 //
-// Not found: a missing fence_async(), barrier_init_fence() or registers_settled(); registers of A that are written before the wait;
-// too few registers by setmaxnreg. wgmma_fence() is asked for after every wgmma_wait(), before the next products on accumulators
-// that are not under way, which is more than the manual asks for.
+// Not found: a missing fence_async(), barrier_init_fence() or registers_settled(); registers of A that are written before the wait.
+// wgmma_fence() is asked for after every wgmma_wait(), before the next products on accumulators that are not under way, which is more
+// than the manual asks for.
 #ifndef HOPPER_ON_CPU_H
 #define HOPPER_ON_CPU_H
 
@@ -85,7 +86,8 @@ struct Warpgroup {
 struct Waiting { Barrier *barrier; Fiber *fiber; unsigned parity; };
 struct NamedBarrier { unsigned threads, arrived; std::vector<Fiber *> waiting; };
 
-inline const Operation BARRIER_WAIT = {"barrier_wait", NULL}, NAMED_BARRIER_SYNC = {"named_barrier_sync", NULL};
+inline const Operation BARRIER_WAIT = {"barrier_wait", NULL}, NAMED_BARRIER_SYNC = {"named_barrier_sync", NULL},
+                       SET_REGISTERS = {"registers_increase", NULL};
 
 inline void wake(Fiber *fiber) {
     fiber->warp->runnable |= 1u << fiber->lane;
@@ -97,11 +99,14 @@ struct Hopper : Engine {
     uint64_t clock = 0, next_due = UINT64_MAX;
     std::vector<Transfer> transfers;
     std::vector<Waiting> waiters;
+    Fiber *woken = NULL;  // the last that a barrier let go on
     NamedBarrier named[16] = {};
     struct {
         unsigned stores, products;  // groups committed
         bool fenced;                // by wgmma_fence, since the last wgmma_wait
     } threads[MAX_THREADS] = {};
+    unsigned registers[MAX_WARPS] = {}, register_count = 0;  // of a thread of each warp; of all warps, a thread each
+    std::vector<Fiber *> waiting_for_registers;
     WarpProducts warps[MAX_WARPS] = {};
     Warpgroup warpgroups[MAX_WARPS / 4] = {};
 
@@ -133,7 +138,7 @@ struct Hopper : Engine {
             now.parity ^= 1;
             for (size_t i = waiters.size(); i-- > 0;) {
                 if (waiters[i].barrier != barrier) continue;
-                wake(waiters[i].fiber);
+                wake(woken = waiters[i].fiber);
                 waiters.erase(waiters.begin() + (ptrdiff_t)i);
             }
         }
@@ -386,11 +391,35 @@ inline Hopper &hopper() {
 inline unsigned thread_number() { return (unsigned)(self - self->block->fibers); }
 inline unsigned warp_number() { return thread_number() / LANES; }
 
-// At what others may have waited for, now and then any warp comes next: it may be the one that is too early.
+// A block has what it has at its start, as many for each thread as 65536 allow: an increase waits for others' decrease.
+__noinline__ inline void set_registers(unsigned count) {
+    Fiber *me = self;
+    Hopper &engine = hopper();
+    const unsigned w = warp_number(), warps = me->block->thread_count / LANES;
+    if (!engine.register_count) {
+        std::fill_n(engine.registers, warps, std::min(65536 / me->block->thread_count / 8 * 8, 248u));
+        engine.register_count = std::accumulate(engine.registers, engine.registers + warps, 0u);
+    }
+    for (;;) {
+        const unsigned others = std::accumulate(engine.registers, engine.registers + warps, 0u) - engine.registers[w];
+        if (others + count <= engine.register_count) break;
+        engine.waiting_for_registers.push_back(me);
+        block_lane(me, &SET_REGISTERS, 0);
+        run_next(me);
+    }
+    engine.registers[w] = count;
+    for (Fiber *fiber : engine.waiting_for_registers) wake(fiber);
+    engine.waiting_for_registers.clear();
+}
+
+// At what others may have waited for, now and then another warp comes next: any, or often one that has waited just for this. It may
+// be the one that is too early.
 __noinline__ inline void let_others_run() {
     Block *block = self->block;
-    if (random_bits(block) % 4) return;
-    block->current = random_bit(block->runnable, random_bits(block));
+    Fiber *woken = hopper().woken;
+    hopper().woken = NULL;
+    if (random_bits(block) % (woken ? 2 : 4)) return;
+    block->current = woken ? (unsigned)(woken->warp - block->warps) : random_bit(block->runnable, random_bits(block));
     run_next(self);
 }
 
@@ -545,7 +574,10 @@ inline void stmatrix_x4(void *row, uint32_t r0, uint32_t r1, uint32_t r2, uint32
     for (unsigned m = 0; m < 4; m++) memcpy((char *)me->warp->out[8 * m + me->lane / 4] + me->lane % 4 * 4, &r[m], 4);
 }
 
-template <int N> inline void registers_increase(void) { static_assert(N % 8 == 0 && N >= 24 && N <= 256, "so setmaxnreg"); }
+template <int N> inline void registers_increase(void) {
+    static_assert(N % 8 == 0 && N >= 24 && N <= 256, "so setmaxnreg");
+    cuda_on_cpu::set_registers(N);
+}
 template <int N> inline void registers_decrease(void) { registers_increase<N>(); }
 template <typename T, int N> inline void registers_settled(T (&)[N]) {}
 inline void keep_behind(float) {}

@@ -698,6 +698,10 @@ TEST(planted_misuse) {
         wgmma_commit();
         wgmma_wait<0>();
     }));
+    CHECK_ENDS("wait in registers_increase", run(384, [] {  // 168 registers a thread at first
+        if (threadIdx.x < 256) registers_increase<240>();
+        else registers_decrease<32>();
+    }));
     CHECK_ENDS("96 of 128 threads have come to named barrier 3", run(128, [] {
         if (threadIdx.x >= 32) named_barrier_sync(3, 128);
     }));

@@ -140,8 +140,9 @@ DEVICE void stmatrix_x4(void *row, uint32_t r0, uint32_t r1, uint32_t r2, uint32
                :: "r"(shared_address(row)), "r"(r0), "r"(r1), "r"(r2), "r"(r3) : "memory");
 }
 
-// How many registers each thread of this warpgroup has from now on, a multiple of 8. It needs __launch_bounds__(threads, 1), and
-// an increase waits until others have given up as many. ("setmaxnreg")
+// How many registers each thread of this warpgroup has from now on, a multiple of 8. It needs __launch_bounds__(threads, 1). All start
+// with 65536 / threads, rounded down to a multiple of 8; there are no more, and an increase waits until others have given up as
+// many. ("setmaxnreg")
 template <int N> DEVICE void registers_increase(void) { HOPPER_PTX("setmaxnreg.inc.sync.aligned.u32 %0;" :: "n"(N)); }
 template <int N> DEVICE void registers_decrease(void) { HOPPER_PTX("setmaxnreg.dec.sync.aligned.u32 %0;" :: "n"(N)); }
 

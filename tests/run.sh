@@ -163,7 +163,7 @@ sanitized=${compilers# } sanitized=${sanitized%% *}  # of two compilers the firs
 v=build/$sanitized-own-address
 if [ -n "$sanitized" ] && able "$sanitized" -x c++ -fsanitize=address -lstdc++; then
     build "$sanitized, attention, address sanitizer" CC="$sanitized" SANITIZE=address VARIANT="$v" "$v/attention-cpu"
-    for variant in naive v1 v2 trainer; do
+    for variant in naive v1 v2 v3 trainer; do
         for part in 'T 1 ' 'T 7 ' 'T 129 '; do
             suite "attention on the CPU, $sanitized, address sanitizer" "$v/attention-cpu" test "$variant" "$part"
         done

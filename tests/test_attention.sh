@@ -20,7 +20,7 @@ refused() { # PATTERN ARGUMENT...: it has to end with an error that matches PATT
 }
 
 begin 'what does not exist is refused with what does'
-refused "no variant 'v9'; there are: naive, v1, v2, trainer" test v9
+refused "no variant 'v9'; there are: naive, (sm90, sm90_one_pass, )?v1, v2, v3, trainer" test v9
 refused "no command 'teste'; there are: test and bench" teste
 refused 'no option --ful; there are: --full' bench --ful
 refused 'no case has' test v2 'T 77777'
@@ -39,6 +39,7 @@ end
 begin 'a head size without a kernel is refused with those that have one'
 refused 'v1 has no kernels for head size 80; it has them for 32, 64 and 128' bench v1 1 64 2 80
 refused 'v2 has no kernels for head size 65; it has them for 32, 64 and 128' bench v2 1 64 2 65
+refused 'v3 has no kernels for head size 32; it has them for 64 and 128' bench v3 1 64 2 32
 refused 'head size 80 is not supported; 32, 64 and 128 are' bench trainer 1 64 2 80
 end
 
@@ -47,6 +48,16 @@ CUDA_ON_CPU_CAPABILITY=7.5 refused 'capability 7.5, and the kernels need 8.0' te
 CUDA_ON_CPU_SHARED_KB=64 refused 'v2 needs [0-9]* KiB of shared memory a block for head size 128, and this GPU has 64' bench v2 1 64 2 128
 CUDA_ON_CPU_SHARED_KB=96 refused 'head size 128 needs 97 KiB of shared memory a block, and this GPU has 96' bench trainer 1 64 2 128
 CUDA_ON_CPU_SHARED_KB=64 refused 'v1 needs [0-9]* KiB of shared memory a block for head size 64, and this GPU has 64' bench v1 1 64 2 64
+CUDA_ON_CPU_SHARED_KB=99 refused 'v3 needs [0-9]* KiB of shared memory a block for head size 128, and this GPU has 99' bench v3 1 64 2 128
+CUDA_ON_CPU_CAPABILITY=8.0 refused 'v3 needs a GPU of compute capability 9.0, and this one has 8.0' bench v3 1 64 2 64
+end
+
+begin 'tests of what a variant for some GPUs only does not support are skipped, with the reason'
+tests=$(CUDA_ON_CPU_CAPABILITY=10.0 "$attention" test v3 'T 1 ') || wrong "they end with $?"
+[ "$(grep -c '^skip - v3: .*: v3 needs a GPU of compute capability 9.0, and this one has 10.0' <<<"$tests")" = 4 ] || wrong "it says: $tests"
+[ "$(grep -c '^skip - v3: .* HS 32 .*: v3 has no kernels for head size 32' <<<"$tests")" = 2 ] || wrong "it says: $tests"
+grep -qx '0 passed, 0 failed, 6 skipped' <<<"$tests" || wrong "the sum is not as expected: $tests"
+CUDA_ON_CPU_SHARED_KB=64 "$attention" test v2 'T 1 NH 3 HS 128 causal' >/dev/null && wrong 'v2 need not support what is required of it'
 end
 
 begin 'the smallest GPUs have shared memory enough'
@@ -55,13 +66,15 @@ CUDA_ON_CPU_SHARED_KB=99 "$attention" bench 1 65 1 64 >/dev/null || wrong 'head 
 end
 
 begin 'a table and its JSON have a row for each variant'
-table=$("$attention" bench 1 65 1 32) || wrong "bench ends with $?"
-for variant in naive v1 v2 trainer; do grep -qE "^$variant +[0-9.]+ " <<<"$table" || wrong "no row for $variant"; done
+table=$("$attention" bench 1 65 1 64) || wrong "bench ends with $?"
+for variant in naive v1 v2 v3 trainer; do grep -qE "^$variant +[0-9.]+ " <<<"$table" || wrong "no row for $variant"; done
 if command -v python3 >/dev/null; then
     "$attention" bench 1 65 1 32 --json | python3 -c '
 import json, sys
-rows = [json.loads(line) for line in sys.stdin]
-assert [row["variant"] for row in rows] == ["naive", "v1", "v2", "trainer"], rows
+rows = [row for row in map(json.loads, sys.stdin) if not row["variant"].startswith("sm90")]
+assert [row["variant"] for row in rows] == ["naive", "v1", "v2", "v3", "trainer"], rows
+refused = rows.pop(3)
+assert refused["forward_ms"] is None and "head size 32" in refused["why_not"], refused
 assert all(row["forward_ms"] > 0 and row["backward_ms"] > 0 and row["workspace_bytes"] > 0 for row in rows), rows
 assert all(row["T"] == 65 and row["causal"] and row["out_error"] < 0.02 for row in rows), rows
 assert rows[0]["speedup_over_naive"] == 1, rows' || wrong 'the JSON is not as expected'

@@ -1,32 +1,60 @@
+// sm90: attention_sm90.cuh, for tests and measurements beside the others: the kernels for Hopper GPUs that attention.cuh is to use
+// there, once they have been measured. sm90_one_pass.cu has the same, with the causal backward in one pass.
+
 #include "attention.cuh"
 #include "attention_sm90.cuh"
 #include "variant.h"
 
-static size_t padded(Shape s) { return attention_padded(s.T); }
-static bool supports(Shape s) { return s.HS == 32 ? fail("no 32") : attention_supports(s.HS); }
-static size_t stats_bytes(Shape s) { return (size_t)s.B * s.NH * padded(s) * 8; }
-static size_t parts_bytes(Shape s) { return (size_t)s.B * s.NH * padded(s) * s.HS * 4; }
-static size_t workspace_bytes(Shape s) { return 64 + stats_bytes(s) + parts_bytes(s) + (size_t)s.B * s.NH * padded(s) / 64 * 2 * 4; }
+#ifndef ONE_PASS
+#define ONE_PASS 0
+#endif
+
+// The workspace: counters of the lists of items; statistics of rows; the sums of dQ, and how many blocks have added to them.
+static const size_t CLAIMS = 64;
+static size_t padded_rows(Shape s) { return (size_t)s.B * s.NH * attention_padded(s.T); }
+static size_t stats_bytes(Shape s) { return padded_rows(s) * 2 * sizeof(float); }
+static size_t sums_bytes(Shape s) { return padded_rows(s) * s.HS * sizeof(float); }
+static size_t workspace_bytes(Shape s) {
+    return CLAIMS + stats_bytes(s) + (ONE_PASS ? sums_bytes(s) + padded_rows(s) / 64 * 2 * sizeof(int) : 0);
+}
+
+static bool supports(Shape s) {
+    int device, major;
+    CUDA_CHECK(cudaGetDevice(&device));
+    CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
+    if (s.HS != 64 && s.HS != 128) return fail("sm90 has no kernels for head size %d; it has them for 64 and 128", s.HS);
+    if (major != 9) return fail("sm90 needs a GPU of compute capability 9.0, and this one has %d.x", major);
+    return has_tiles("sm90", s, sizeof(AttentionSm90Dkdv<128>::Shared)) && attention_supports(s.HS);  // the largest
+}
+
 static void attention_forward(bf16 *out, float *lse, const bf16 *qkv, void *workspace, Shape s, cudaStream_t stream) {
-    (s.HS == 64 ? attention_sm90_forward_of<64> : attention_sm90_forward_of<128>)(out, lse, qkv, (unsigned *)workspace, s.B, s.T, s.NH, s.causal, stream);
+    auto forward = s.HS == 64 ? attention_sm90_forward_of<64> : attention_sm90_forward_of<128>;
+    forward(out, lse, qkv, (unsigned *)workspace, s.B, s.T, s.NH, s.causal, stream);
+}
+
+template <int HS>
+static void backward(bf16 *dqkv, const bf16 *dout, const bf16 *qkv, const bf16 *out, const float *lse, void *workspace, Shape s,
+                     cudaStream_t stream) {
+    unsigned *const claims = (unsigned *)workspace;
+    float *const stats = (float *)((char *)workspace + CLAIMS), *const sums = stats + stats_bytes(s) / sizeof(float);
+    const int padded_T = (int)attention_padded(s.T);
+    if (ONE_PASS && s.causal) {
+        using Tile = AttentionTiles<HS>;
+        LAUNCH(attention_stats_kernel<HS>, attention_grid(s.B, padded_T, s.NH, Tile::STATS_ROWS), Tile::STATS_THREADS, 0, stream, stats,
+               dout, out, lse, s.T, padded_T, s.NH);
+        attention_sm90_one_pass_of<HS>(dqkv, dout, qkv, stats, {sums, (int *)(sums + sums_bytes(s) / sizeof(float))}, claims, s.B, s.T,
+                                       s.NH, padded_T, stream);
+    } else {
+        attention_sm90_backward_of<HS>(dqkv, dout, qkv, out, lse, stats, claims, s.B, s.T, s.NH, s.causal, padded_T, stream);
+    }
 }
 static void attention_backward(bf16 *dqkv, const bf16 *dout, const bf16 *qkv, const bf16 *out, const float *lse, void *workspace,
                                Shape s, cudaStream_t stream) {
-    float *stats = (float *)workspace + 16;
-    unsigned *claims = (unsigned *)workspace;
-    if (s.causal && getenv("ONE_PASS")) {
-        AttentionSums sums = {(float *)((char *)stats + stats_bytes(s)), (int *)((char *)stats + stats_bytes(s) + parts_bytes(s))};
-        const int p = (int)padded(s);
-        if (s.HS == 64) {
-            LAUNCH(attention_stats_kernel<64>, attention_grid(s.B, p, s.NH, AttentionTiles<64>::STATS_ROWS), AttentionTiles<64>::STATS_THREADS, 0, stream, stats, dout, out, lse, s.T, p, s.NH);
-            attention_sm90_one_pass_of<64>(dqkv, dout, qkv, stats, sums, claims, s.B, s.T, s.NH, p, stream);
-        } else {
-            LAUNCH(attention_stats_kernel<128>, attention_grid(s.B, p, s.NH, AttentionTiles<128>::STATS_ROWS), AttentionTiles<128>::STATS_THREADS, 0, stream, stats, dout, out, lse, s.T, p, s.NH);
-            attention_sm90_one_pass_of<128>(dqkv, dout, qkv, stats, sums, claims, s.B, s.T, s.NH, p, stream);
-        }
-        return;
-    }
-    (s.HS == 64 ? attention_sm90_backward_of<64> : attention_sm90_backward_of<128>)(
-        dqkv, dout, qkv, out, lse, stats, claims, s.B, s.T, s.NH, s.causal, (int)padded(s), stream);
+    (s.HS == 64 ? backward<64> : backward<128>)(dqkv, dout, qkv, out, lse, workspace, s, stream);
 }
-PARTIAL_VARIANT(sm90, "wip")
+
+#if ONE_PASS
+PARTIAL_VARIANT(sm90_one_pass, "the same, with the causal backward in one pass")
+#else
+PARTIAL_VARIANT(sm90, "attention_sm90.cuh, the kernels for Hopper GPUs that attention.cuh is to use there")
+#endif

@@ -1,9 +1,9 @@
 // v3: FlashAttention-3's forward (Shah, Bikshandi, Zhang, Thakkar, Ramani, Dao, "FlashAttention-3: Fast and Accurate Attention with
 // Asynchrony and Low-precision", 2024) in its simplest form, for Hopper GPUs (compute capability 9.0), head sizes 64 and 128.
 //
-// The mathematics is v2's. The work of a thread block is divided anew, between warpgroups, which are four warps each. One, the
+// The mathematics is v2's. The work of a thread block is divided anew, between three warpgroups of four warps each. One, the
 // producer, only starts copies. The two others, the consumers, own 64 queries each. Copies and products run beside the threads that
-// start them, so everybody waits for just what he needs, and never for all:
+// start them, so each warpgroup waits for just what it needs, and never for all:
 //
 //   producer, one thread:                    consumer 0, consumer 1:
 //     load Q                                   O = 0, max = -inf, sum = 0; wait for Q
@@ -13,13 +13,14 @@
 //       wait until its place is free             wait for V; O += P V, in its turn; free V
 //       load V                                 O /= sum; lse = max + log(sum)
 //
-// A turn is P V of one tile and Q Kᵀ of the next. The consumers take turns, so that one's softmax runs beside the other's products.
+// In a turn a consumer starts P V of one tile and Q Kᵀ of the next. They take turns, so that one's softmax runs beside the other's
+// products.
 //
-// attention_sm90.cuh has more of the paper: within a consumer, too, products run beside the softmax, and thread blocks go on to the
-// next queries without a pause. The backward here is attention.cuh's, which is v2's.
+// attention_sm90.cuh has more of the paper: products run beside the softmax within a consumer, too, and a thread block goes on to
+// the next queries without a pause. The backward here is attention.cuh's, whose kernels are v2's.
 //
-// Device memory, in elements: reads Q once and K, V once per block of queries (mostly from the L2 cache), writes O, lse. FLOPs: 4 T² HS
-// a head, half if causal.
+// Device memory, in elements: reads Q once and K, V once per block of queries (mostly from the L2 cache), writes O, lse. FLOPs:
+// 4 T² HS a head, half if causal. (A little more: of the last causal tile consumer 0's queries see no more than half.)
 
 #include "attention.cuh"
 #include "gpt/hopper.cuh"
@@ -30,19 +31,20 @@ static constexpr int STAGES = 2;                                        // tiles
 static constexpr int THREADS = 128 * (CONSUMERS + 1);
 static_assert(ROWS == KEYS, "one tensor map is for Q, K and V");
 
-// Registers of a thread. At first all have equally many. The producer gives up most of its own, the consumers take them.
+// Registers of a thread, in eights. All threads start with the same number. The producer gives up most of its own, and the
+// consumers wait for them. With more than there are in all they would wait for ever.
 static constexpr int REGISTERS = 65536 / THREADS / 8 * 8, PRODUCER_REGISTERS = 24, CONSUMER_REGISTERS = 240;
-static_assert(PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS <= (1 + CONSUMERS) * REGISTERS, "no more than there are");
+static_assert(PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS <= (1 + CONSUMERS) * REGISTERS, "no more than all have at first");
 
-// Tiles are slabs of 64 columns (gpt/hopper.cuh): one for head size 64, two for 128. Each tile has a barrier that ends a phase when
-// its copy has arrived ("full"), and one that ends a phase when all warps of the consumers are done with the tile ("empty").
+// A tile is a slab of 64 columns (gpt/hopper.cuh), or two for head size 128. Each place for a tile has two barriers. A phase of
+// "full" ends when a copy has arrived, a phase of "empty" when all eight warps of the consumers are done with what was there.
 template <int HS> struct Shared {
     bf16 q[HS / 64][ROWS][64], k[STAGES][HS / 64][KEYS][64], v[STAGES][HS / 64][KEYS][64];
     Barrier q_full, k_full[STAGES], k_empty[STAGES], v_full[STAGES], v_empty[STAGES];
 };
 
-// Keys beyond the causal diagonal or the end become -inf in S (64 x N / 2 ... of a warpgroup), as wgmma leaves it: element i of a lane
-// is in the first (i / 2 % 2 = 0) or the second of its two rows.
+// Keys beyond the causal diagonal or the end become -inf in S. As wgmma leaves it, a lane has elements of two rows, lane_row and
+// lane_row + 8: in both columns 0 and 1, 8 and 9, 16 and 17, ..., counted from 2 (lane % 4).
 template <int N> DEVICE void mask_tile(float (&s)[N], int lane_row, int first_key, int T, bool causal) {
     const int lane_key = first_key + lane_id() % 4 * 2;
 #pragma unroll
@@ -76,28 +78,28 @@ DEVICE void online_softmax(float (&s)[N], float (&o)[O], float (&row_max)[2], fl
     }
 }
 
-// Grid: B · NH · blocks of ROWS queries, of a head the longest causal rows first. out (B, T, NH, HS), lse (B, NH, T). The map is of
-// qkv (B, T, 3 NH, HS), by 128 rows of 64 columns.
+// Grid: B · NH · blocks of ROWS queries, of a head the longest causal rows first. out (B, T, NH, HS), lse (B, NH, T). The tensor
+// map is of qkv (B, T, 3 NH, HS), by boxes of 128 rows and 64 columns; rows from T on arrive as zeros.
 template <int HS, bool CAUSAL>
 static __global__ __launch_bounds__(THREADS, 1) void attention_v3_forward_kernel(
     bf16 *out, float *lse, const __grid_constant__ TensorMap qkv, int T, int NH, float scale_log2) {
     DYNAMIC_SHARED(memory);
     Shared<HS> &shared = *(Shared<HS> *)memory;
     if (threadIdx.x == 0) {
-        barrier_init(&shared.q_full, 1);  // full: one arrival, the producer's, and the bytes that it expects
-        for (int i = 0; i < STAGES; i++) {
+        barrier_init(&shared.q_full, 1);
+        for (int i = 0; i < STAGES; i++) {  // full: the producer arrives, and says how many bytes will; empty: each warp does
             barrier_init(&shared.k_full[i], 1), barrier_init(&shared.k_empty[i], 4 * CONSUMERS);
             barrier_init(&shared.v_full[i], 1), barrier_init(&shared.v_empty[i], 4 * CONSUMERS);
         }
         barrier_init_fence();
     }
-    __syncthreads();  // the only time that all meet
+    __syncthreads();  // the only time that all threads meet
 
     const int row_blocks = (T + ROWS - 1) / ROWS, head = blockIdx.x / row_blocks, b = head / NH, n = head % NH;
     const int block_row = (row_blocks - 1 - blockIdx.x % row_blocks) * ROWS;
     const int keys = CAUSAL ? min(T, block_row + ROWS) : T, tiles = (keys + KEYS - 1) / KEYS;
-    const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // told that it is uniform, the compiler needs no register of each lane
-    Ring<STAGES> stage;  // in which of the STAGES places is this thread's next tile, and in which of its barriers' phases
+    const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // so the compiler knows that it is uniform
+    Ring<STAGES> stage;  // the place of this thread's next tile, and the parity of the barriers' phase there
 
     if (warpgroup == CONSUMERS) {  // the producer
         registers_decrease<PRODUCER_REGISTERS>();
@@ -119,10 +121,10 @@ static __global__ __launch_bounds__(THREADS, 1) void attention_v3_forward_kernel
     registers_increase<CONSUMER_REGISTERS>();
     const int consumer = warpgroup, lane_row = block_row + 64 * consumer + threadIdx.x % 128 / 32 * 16 + lane_id() / 4;  // and + 8
     const bf16 *const q = shared.q[0][64 * consumer];
-    // At named barrier 1 consumer 0 waits until 1 has arrived, at 2 it is the other way round.
+    // At named barrier 1 consumer 0 waits for consumer 1 to arrive, at 2 the other way round.
     auto take_turn = [&] { named_barrier_sync(1 + consumer, 128 * CONSUMERS); };
     auto pass_turn = [&] { named_barrier_arrive(2 - consumer, 128 * CONSUMERS); };
-    auto release = [&](Barrier *empty) { if (lane_id() == 0) barrier_arrive(empty); };  // each warp for itself
+    auto release = [&](Barrier *empty) { if (lane_id() == 0) barrier_arrive(empty); };  // a warp's lanes are done together
 
     float o[HS / 2] = {}, row_max[2] = {-INFINITY, -INFINITY}, row_sum[2] = {};
     barrier_wait(&shared.q_full, 0);
@@ -132,7 +134,7 @@ static __global__ __launch_bounds__(THREADS, 1) void attention_v3_forward_kernel
         float s[KEYS / 2];
         barrier_wait(&shared.k_full[stage.tile], stage.parity);
         start_product_abt<HS>(s, q, ROWS, shared.k[stage.tile][0][0], KEYS);
-        pass_turn();  // the tensor cores go on with it, then with the other's
+        pass_turn();  // what the other starts now comes next in the tensor cores
         wgmma_wait<0>();
         registers_settled(s);
         release(&shared.k_empty[stage.tile]);

@@ -13,7 +13,6 @@ struct Shape { int B, T, NH, HS; bool causal; };
 // All pointers are to device memory, at multiples of 16 bytes, all tensors contiguous, all functions asynchronous on `stream`.
 struct Variant {
     const char *name, *idea;
-    bool partial;  // it may refuse any shape; else it has to support head sizes 32, 64 and 128 on all GPUs
 
     // Can it compute this shape on the current device? If not, false after fail("what is supported").
     bool (*supports)(Shape s);
@@ -28,6 +27,8 @@ struct Variant {
     // dqkv (B, T, 3, NH, HS) from dout (B, T, NH, HS) and what forward read and wrote.
     void (*backward)(bf16 *dqkv, const bf16 *dout, const bf16 *qkv, const bf16 *out, const float *lse, void *workspace, Shape s,
                      cudaStream_t stream);
+
+    bool partial = false;  // it may refuse any shape; others have to support head sizes 32, 64 and 128, on every GPU
 };
 
 // For the variants whose kernels are templates on the head size and the mask: evaluates `call` with HS and CAUSAL as constants.
@@ -63,9 +64,9 @@ extern int variant_count;
 
 #define VARIANT(name, idea) ADD_VARIANT(name, idea, false)
 #define PARTIAL_VARIANT(name, idea) ADD_VARIANT(name, idea, true)
-#define ADD_VARIANT(name, idea, partial)                                                                                     \
-    __attribute__((constructor)) static void add_variant(void) {                                                             \
-        variants[variant_count++] = {#name, idea, partial, supports, workspace_bytes, attention_forward, attention_backward}; \
+#define ADD_VARIANT(name, idea, partial)                                                                                      \
+    __attribute__((constructor)) static void add_variant(void) {                                                              \
+        variants[variant_count++] = {#name, idea, supports, workspace_bytes, attention_forward, attention_backward, partial}; \
     }
 
 #endif

@@ -1,0 +1,2 @@
+#define ONE_PASS 1
+#include "sm90.cu"

@@ -951,6 +951,11 @@ DEVICE void attention_sm90_one_pass_produce(typename AttentionSm90OnePass<HS>::S
     }
 }
 
+// Tests let blocks be late where they hand on to others, to find out one that does not wait for its turn.
+#ifndef BE_LATE
+#define BE_LATE(part)
+#endif
+
 // One thread for each consumer: adds what it has computed of dQ, when it is the block's turn. Not for block 0, which is the last and
 // has no need to.
 template <int HS>
@@ -970,6 +975,7 @@ DEVICE void attention_sm90_one_pass_add(typename AttentionSm90OnePass<HS>::Share
             float *const to = sums.parts + at * Tile::PART;
             const int before = adders_before<HS>(work, piece.block, tile);
             barrier_wait(&shared.dq_full[consumer], part.parity);
+            BE_LATE(at);
             if (before == 0) {
                 bulk_store(to, shared.dq[consumer], sizeof shared.dq[0]);
             } else {

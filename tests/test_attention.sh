@@ -20,7 +20,7 @@ refused() { # PATTERN ARGUMENT...: it has to end with an error that matches PATT
 }
 
 begin 'what does not exist is refused with what does'
-refused "no variant 'v9'; there are: naive, (sm90, sm90_one_pass, )?v1, v2, v3, trainer" test v9
+refused "no variant 'v9'; there are: naive, (sm90.*, )?v1, v2, v3, trainer" test v9
 refused "no command 'teste'; there are: test and bench" teste
 refused 'no option --ful; there are: --full' bench --ful
 refused 'no case has' test v2 'T 77777'

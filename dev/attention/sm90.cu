@@ -1,11 +1,12 @@
 // sm90: attention_sm90.cuh, for tests and measurements beside the others: the kernels for Hopper GPUs that attention.cuh is to use
-// there, once they have been measured. sm90_one_pass.cu has the same, with the causal backward in one pass.
+// there, once they have been measured. sm90_one_pass.cu has the causal backward in one pass, and sm90_late.cu that with delays.
 
 #include "attention.cuh"
 #include "attention_sm90.cuh"
 #include "variant.h"
 
-#ifndef ONE_PASS
+#ifndef VARIANT_NAME
+#define VARIANT_NAME sm90
 #define ONE_PASS 0
 #endif
 
@@ -53,8 +54,4 @@ static void attention_backward(bf16 *dqkv, const bf16 *dout, const bf16 *qkv, co
     (s.HS == 64 ? backward<64> : backward<128>)(dqkv, dout, qkv, out, lse, workspace, s, stream);
 }
 
-#if ONE_PASS
-PARTIAL_VARIANT(sm90_one_pass, "the same, with the causal backward in one pass")
-#else
-PARTIAL_VARIANT(sm90, "attention_sm90.cuh, the kernels for Hopper GPUs that attention.cuh is to use there")
-#endif
+PARTIAL_VARIANT(VARIANT_NAME, "attention_sm90.cuh, the kernels for Hopper GPUs that attention.cuh is to use there")

@@ -1,2 +1,3 @@
 #define ONE_PASS 1
+#define VARIANT_NAME sm90_one_pass
 #include "sm90.cu"

@@ -62,11 +62,12 @@ enum { MAX_VARIANTS = 16 };
 extern Variant variants[MAX_VARIANTS];  // in the order of their files' names, but for the trainer, which the Makefile puts last
 extern int variant_count;
 
+#define NAME_OF(name) #name
 #define VARIANT(name, idea) ADD_VARIANT(name, idea, false)
 #define PARTIAL_VARIANT(name, idea) ADD_VARIANT(name, idea, true)
 #define ADD_VARIANT(name, idea, partial)                                                                                      \
     __attribute__((constructor)) static void add_variant(void) {                                                              \
-        variants[variant_count++] = {#name, idea, supports, workspace_bytes, attention_forward, attention_backward, partial}; \
+        variants[variant_count++] = {NAME_OF(name), idea, supports, workspace_bytes, attention_forward, attention_backward, partial}; \
     }
 
 #endif

@@ -564,6 +564,7 @@ inline void store_commit(void) { cuda_on_cpu::hopper().threads[cuda_on_cpu::thre
 template <int N> inline void store_wait_read(void) { cuda_on_cpu::hopper().wait_for_stores(cuda_on_cpu::thread_number(), N, true); }
 template <int N> inline void store_wait(void) { cuda_on_cpu::hopper().wait_for_stores(cuda_on_cpu::thread_number(), N, false); }
 inline void fence_async(void) {}
+inline void fence_async_global(void) {}
 
 inline void stmatrix_x4(void *row, uint32_t r0, uint32_t r1, uint32_t r2, uint32_t r3) {
     cuda_on_cpu::Fiber *me = cuda_on_cpu::self;

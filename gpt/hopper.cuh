@@ -18,7 +18,7 @@
 
 struct Barrier { uint64_t state; };  // an mbarrier, in shared memory
 
-// Descriptors for the next 16 of k: of a tile with k along its rows, 16 elements on; of a transposed one, 16 rows on.
+// What to add to a tile's descriptor (below) for the next 16 of k: with k along its rows, 16 elements on; if transposed, 16 rows on.
 static constexpr uint64_t NEXT_K = 16 * 2 >> 4, NEXT_K_TRANSPOSED = 16 * 128 >> 4;
 
 #ifdef __CUDACC__
@@ -76,10 +76,11 @@ struct TensorMap { CUtensorMap map; };
 static inline bool tensor_map_make(TensorMap *map, const bf16 *tensor, int B, int T, int slots, int HS, int rows) {
     static decltype(&cuTensorMapEncodeTiled) encode;  // asked of the runtime, so that nothing has to link with libcuda
     cudaDriverEntryPointQueryResult found;
-    if (!encode && cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", (void **)&encode, 12000, cudaEnableDefault, &found))
+    if (!encode) (void)cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", (void **)&encode, 12000, cudaEnableDefault, &found);
+    if (!encode)
         return fail("this driver has no tensor maps (cuTensorMapEncodeTiled); they came with CUDA 12.0");
     const cuuint64_t sizes[] = {(cuuint64_t)HS, (cuuint64_t)T, (cuuint64_t)slots, (cuuint64_t)B}, row = sizes[0] * sizeof(bf16);
-    const cuuint64_t strides[] = {slots * row, row, T * slots * row};  // bytes; that of the columns goes without saying
+    const cuuint64_t strides[] = {slots * row, row, row * slots * T};  // bytes; that of the columns goes without saying
     const cuuint32_t box[] = {64, (cuuint32_t)rows, 1, 1}, steps[] = {1, 1, 1, 1};
     CUresult result = encode(&map->map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, (void *)tensor, sizes, strides, box, steps,
                              CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
@@ -132,7 +133,10 @@ DEVICE void store_commit(void) { HOPPER_PTX("cp.async.bulk.commit_group;" ::: "m
 template <int N> DEVICE void store_wait_read(void) { HOPPER_PTX("cp.async.bulk.wait_group.read %0;" :: "n"(N) : "memory"); }
 template <int N> DEVICE void store_wait(void) { HOPPER_PTX("cp.async.bulk.wait_group %0;" :: "n"(N) : "memory"); }
 
+// Between what threads have written to shared memory and its use by copies or products; or between what a thread knows of device
+// memory, by load_acquire(), and copies there that it starts next.
 DEVICE void fence_async(void) { HOPPER_PTX("fence.proxy.async.shared::cta;" ::: "memory"); }
+DEVICE void fence_async_global(void) { HOPPER_PTX("fence.proxy.async.global;" ::: "memory"); }
 
 // Stores four 8 x 8 matrices of 16-bit elements as ldmatrix_x4 loads them. ("stmatrix")
 DEVICE void stmatrix_x4(void *row, uint32_t r0, uint32_t r1, uint32_t r2, uint32_t r3) {
@@ -231,13 +235,13 @@ DEFINE_WGMMA(128, 64, 64, 65, 66, 67, 68, 69, 70)
 // ----------------------------------------------------------------------------
 // Pipelines and products of tiles, as the attention kernels have them
 
-// Where a thread is in a ring of N tiles, and the parity to wait for with the barrier of that tile: a consumer's, who waits for what
-// comes. The producer waits for the phase before, parity ^ 1, until the tile is free.
+// Where a thread is in a ring of N places for tiles, and the parity to wait for with the barrier of that place: a consumer's, who
+// waits for what comes. The producer waits for the phase before, parity ^ 1, until the place is free.
 template <int N> struct Ring {
-    int tile = 0;
+    int place = 0;
     unsigned parity = 0;
     __device__ __forceinline__ void advance(void) {
-        if (++tile == N) tile = 0, parity ^= 1;
+        if (++place == N) place = 0, parity ^= 1;
     }
 };
 
@@ -260,8 +264,9 @@ DEVICE void start_product_abt(float (&d)[HALF], const bf16 *a, int a_rows, const
     wgmma_commit();
 }
 template <int COLS, int HALF>
-DEVICE void start_product_abt(float (&d)[HALF], const uint32_t (&a)[COLS / 16][4], const bf16 *b, int b_rows) {
+DEVICE void start_product_abt(float (&d)[HALF], uint32_t (&a)[COLS / 16][4], const bf16 *b, int b_rows) {
     registers_settled(d);
+    registers_settled(a);
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < COLS / 16; k++)
@@ -281,17 +286,25 @@ DEVICE void start_product_ab(float (&d)[COLS / 2], uint32_t (&a)[K16][4], const 
     wgmma_commit();
 }
 
-// Writes D (64, COLS), rounded to bf16, to 64 rows of a tile whose slabs have `rows` rows: of each lane's two rows the first times
-// scale[0], the second times scale[1].
-template <int COLS> DEVICE void store_to_slabs(bf16 *tile, int rows, const float (&d)[COLS / 2], const float (&scale)[2]) {
+// Columns 16 k to 16 k + 15 of a result, rounded to bf16 by pack_left(), to 64 rows of a tile whose slabs have `rows` rows.
+DEVICE void store_left(bf16 *tile, int rows, const uint32_t (&a)[4], int k) {
     const int row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 16, right = threadIdx.x % 32 / 16;
+    stmatrix_x4(tile + k / 4 * rows * 64 + row * 64 + ((k % 4 * 2 + right) ^ row % 8) * 8, a[0], a[1], a[2], a[3]);
+}
+
+// Writes all of D (64, COLS), rounded, of each lane's two rows the first times scale[0], the second times scale[1].
+template <int COLS> DEVICE void store_to_slabs(bf16 *tile, int rows, const float (&d)[COLS / 2], const float (&scale)[2]) {
 #pragma unroll
     for (int k = 0; k < COLS / 16; k++) {
-        uint32_t r[4];
+        uint32_t a[4];
 #pragma unroll
-        for (int i = 0; i < 4; i++) r[i] = pack_bf16(scale[i % 2] * d[8 * k + 2 * i], scale[i % 2] * d[8 * k + 2 * i + 1]);
-        stmatrix_x4(tile + k / 4 * rows * 64 + row * 64 + ((k % 4 * 2 + right) ^ row % 8) * 8, r[0], r[1], r[2], r[3]);
+        for (int i = 0; i < 4; i++) a[i] = pack_bf16(scale[i % 2] * d[8 * k + 2 * i], scale[i % 2] * d[8 * k + 2 * i + 1]);
+        store_left(tile, rows, a, k);
     }
+}
+template <int COLS> DEVICE void store_to_slabs(bf16 *tile, int rows, const float (&d)[COLS / 2], float scale) {
+    const float both[2] = {scale, scale};
+    store_to_slabs<COLS>(tile, rows, d, both);
 }
 
 #endif

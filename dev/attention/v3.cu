@@ -110,10 +110,10 @@ static __global__ __launch_bounds__(THREADS, 1) void attention_v3_forward_kernel
         };
         load(shared.q, &shared.q_full, block_row, n);
         for (int tile = 0; tile < tiles; tile++, stage.advance()) {
-            barrier_wait(&shared.k_empty[stage.tile], stage.parity ^ 1);  // at once for the first STAGES tiles
-            load(shared.k[stage.tile], &shared.k_full[stage.tile], tile * KEYS, NH + n);
-            barrier_wait(&shared.v_empty[stage.tile], stage.parity ^ 1);
-            load(shared.v[stage.tile], &shared.v_full[stage.tile], tile * KEYS, 2 * NH + n);
+            barrier_wait(&shared.k_empty[stage.place], stage.parity ^ 1);  // at once for the first STAGES tiles
+            load(shared.k[stage.place], &shared.k_full[stage.place], tile * KEYS, NH + n);
+            barrier_wait(&shared.v_empty[stage.place], stage.parity ^ 1);
+            load(shared.v[stage.place], &shared.v_full[stage.place], tile * KEYS, 2 * NH + n);
         }
         return;
     }
@@ -132,12 +132,12 @@ static __global__ __launch_bounds__(THREADS, 1) void attention_v3_forward_kernel
     take_turn();
     for (int tile = 0; tile < tiles; tile++, stage.advance()) {
         float s[KEYS / 2];
-        barrier_wait(&shared.k_full[stage.tile], stage.parity);
-        start_product_abt<HS>(s, q, ROWS, shared.k[stage.tile][0][0], KEYS);
+        barrier_wait(&shared.k_full[stage.place], stage.parity);
+        start_product_abt<HS>(s, q, ROWS, shared.k[stage.place][0][0], KEYS);
         pass_turn();  // what the other starts now comes next in the tensor cores
         wgmma_wait<0>();
         registers_settled(s);
-        release(&shared.k_empty[stage.tile]);
+        release(&shared.k_empty[stage.place]);
 
         if (tile == tiles - 1 && (CAUSAL || T % KEYS != 0)) mask_tile(s, lane_row, tile * KEYS, T, CAUSAL);
         online_softmax(s, o, row_max, row_sum, scale_log2);
@@ -145,12 +145,12 @@ static __global__ __launch_bounds__(THREADS, 1) void attention_v3_forward_kernel
 #pragma unroll
         for (int k = 0; k < KEYS / 16; k++) pack_left(p[k], s, k);
 
-        barrier_wait(&shared.v_full[stage.tile], stage.parity);
+        barrier_wait(&shared.v_full[stage.place], stage.parity);
         take_turn();
-        start_product_ab<HS>(o, p, shared.v[stage.tile][0][0], KEYS);
+        start_product_ab<HS>(o, p, shared.v[stage.place][0][0], KEYS);
         wgmma_wait<0>();
         registers_settled(o);
-        release(&shared.v_empty[stage.tile]);
+        release(&shared.v_empty[stage.place]);
     }
     if (consumer == 0) pass_turn();  // the last turn is consumer 1's
 
@@ -170,7 +170,7 @@ static __global__ __launch_bounds__(THREADS, 1) void attention_v3_forward_kernel
 }
 
 template <int HS> static void forward(bf16 *out, float *lse, const bf16 *qkv, Shape s, cudaStream_t stream) {
-    const int grid = (s.T + ROWS - 1) / ROWS * s.B * s.NH;
+    const unsigned grid = attention_grid(s.B, s.T, s.NH, ROWS);
     const float scale_log2 = LOG2_E / sqrtf((float)HS);
     TensorMap map;
     if (!tensor_map_make(&map, qkv, s.B, s.T, 3 * s.NH, HS, KEYS)) die_of_failure();

@@ -1,21 +1,21 @@
-// Flash attention on Hopper GPUs (compute capability 9.0), for head sizes 64 and 128: what attention.cuh does, with the instructions
-// that only these GPUs have. Kernels and tensors are those of attention.cuh; this is about who does what when.
+// Flash attention on Hopper GPUs (compute capability 9.0), for head sizes 64 and 128: what attention.cuh does, with the
+// instructions that only these GPUs have. Kernels and tensors are those of attention.cuh; this is about who does what when.
 //
-// A thread block stays on its multiprocessor to the end and takes one piece of work after the other: some rows (queries, or keys) of
-// one head. One of its warpgroups, the producer, only starts copies. The others, the consumers, have 64 of the rows each, and
-// multiply. Every tile in shared memory has two barriers: "full", on which the consumers wait for its copy, and "empty", on which the
-// producer waits until all of them are done with what was there before. The tiles of a kind form a ring of a few stages, so that
-// copies run ahead. Nobody waits for all threads.
+// A thread block stays on its multiprocessor to the end and takes one piece of work after the other: some rows (queries, or keys)
+// of one head. One of its warpgroups, the producer, only starts copies. The others, the consumers, have 64 of the rows each, and
+// multiply. Every tile in shared memory has two barriers: "full", on which the consumers wait for its copy, and "empty", on which
+// the producer waits until all of them are done with what was there before. The tiles of a kind form a ring of a few stages, so
+// that copies run ahead. Nobody waits for all threads.
 //
 //     producer      | Q  K  V | K  V | K  V | Q' K' V' |          ahead by as much as there is room for
 //     consumer 0         | S0 | softmax | S1, PV0 | softmax | S2, PV1 | ...
 //     consumer 1              | S0      | softmax | S1, PV0 | softmax | ...
 //
-// The tensor cores go on by themselves once a product is started. Two things keep them busy: consumers take turns in starting theirs,
-// so that one's softmax runs beside the others' products; and within a consumer the product P V of the tile before runs beside the
-// softmax of this one. (Both are FlashAttention-3's: Shah et al., "FlashAttention-3: Fast and Accurate Attention with Asynchrony
-// and Low-precision", 2024.) Keys go from the last tile to the first: the one with the diagonal or the end comes before the loop,
-// which then needs no mask, and each row sees a key in its first tile.
+// The tensor cores go on by themselves once a product is started. Two things keep them busy: consumers take turns in starting
+// theirs, so that one's softmax runs beside the others' products; and within a consumer the product P V of the tile before runs
+// beside the softmax of this one. (Both are FlashAttention-3's: Shah et al., "FlashAttention-3: Fast and Accurate Attention with
+// Asynchrony and Low-precision", 2024.) Keys go from the last tile to the first: the one with the diagonal or the end comes before
+// the loop, which then needs no mask, and each row sees a key in its first tile.
 //
 // The functions that start copies and products, and the layout of tiles ("slabs"), are in gpt/hopper.cuh. dev/attention/v3.cu has
 // the forward in its simplest form, and dev/attention/README.md explains it.
@@ -28,10 +28,10 @@
 #include "gpt/tile.cuh"
 
 // ----------------------------------------------------------------------------
-// Pieces of work: `rows` rows of a head. Pieces of queries end with the last 64 rows, so it is the first that may be short, and begin
-// at a negative row; when causal, that is the cheapest one.
+// Pieces of work: `rows` rows of a head. Pieces of queries end with the last 64 rows, so it is the first that may be short, and
+// begin at a negative row; when causal, that is the cheapest one.
 
-struct AttentionWork {
+struct Sm90Work {
     int T, NH, heads;      // of B · NH
     int blocks, shift;     // pieces of a head; the first starts at row -shift
     int items;             // heads · blocks
@@ -40,11 +40,11 @@ struct AttentionWork {
     float scale;
 };
 
-struct AttentionPiece { int head, n, b, block, row; };  // of head n of batch element b; which of its pieces; the first row
+struct Sm90Piece { int head, n, b, block, row; };  // of head n of batch element b; which of its pieces; the first row
 
-// Item 0, 1, ... of the list that all thread blocks take from: section by section, and in each block by block; DESCENDING: from the last
-// to the first. Queries are best taken so when causal, as the last cost most, and those who end last should have short ones.
-template <bool DESCENDING> DEVICE AttentionPiece work_find(const AttentionWork &work, int item, int rows) {
+// Item 0, 1, ... of the list that all thread blocks take from: section by section, and in each block by block; DESCENDING: from the
+// last to the first. Queries are best taken so when causal, as the last cost most, and those who end last should have short ones.
+template <bool DESCENDING> DEVICE Sm90Piece work_find(const Sm90Work &work, int item, int rows) {
     const int first = item / (work.section_heads * work.blocks) * work.section_heads;  // head of the section
     const int heads = min(work.section_heads, work.heads - first), i = item - first * work.blocks;
     const int head = first + i % heads, block = DESCENDING ? work.blocks - 1 - i / heads : i / heads;
@@ -52,11 +52,11 @@ template <bool DESCENDING> DEVICE AttentionPiece work_find(const AttentionWork &
 }
 
 // The item that a thread block has after its first, which is blockIdx.x.
-DEVICE int work_claim(const AttentionWork &work) { return gridDim.x + atomicAdd(work.claims, 1u); }
+DEVICE int work_claim(const Sm90Work &work) { return gridDim.x + atomicAdd(work.claims, 1u); }
 
 // Tells the consumers which item comes next, or -1 if there is none, once the place for it is free. False if there is none.
 template <int N>
-DEVICE bool announce(int (&items)[N], Barrier (&full)[N], Barrier (&empty)[N], const Ring<N> &at, int item, const AttentionWork &work) {
+DEVICE bool announce(int (&items)[N], Barrier (&full)[N], Barrier (&empty)[N], const Ring<N> &at, int item, const Sm90Work &work) {
     const bool any = item < work.items;
     barrier_wait(&empty[at.place], at.parity ^ 1);
     items[at.place] = any ? item : -1;
@@ -64,25 +64,27 @@ DEVICE bool announce(int (&items)[N], Barrier (&full)[N], Barrier (&empty)[N], c
     return any;
 }
 
-// The work of a launch. A section has 8 MiB of K and V, but 4 heads at least, as blocks of one head alone would be of unequal length.
-static inline AttentionWork attention_sm90_work(int B, int T, int NH, int HS, int rows, bool first_is_short, unsigned *claims) {
+// The work of a launch. A section has 8 MiB of K and V, but 4 heads at least, as blocks of one head alone would be of unequal
+// length.
+static inline Sm90Work sm90_work(int B, int T, int NH, int HS, int rows, bool first_is_short, unsigned *claims) {
     const int blocks = (T + rows - 1) / rows, section_heads = (8 << 20) / (4 * HS) / T;
     const size_t items = (size_t)B * NH * blocks;
     if (items > INT32_MAX - 4096)  // claims go beyond them, by one for each thread block
-        die("attention for B = %d, T = %d and %d heads has %zu pieces of work; expected at most %d", B, T, NH, items, INT32_MAX - 4096);
+        die("attention for B = %d, T = %d and %d heads has %zu pieces of work; expected at most %d", B, T, NH, items,
+            INT32_MAX - 4096);
     return {T, NH, B * NH, blocks, first_is_short ? blocks * rows - (T + 63) / 64 * 64 : 0, (int)items,
             section_heads < 4 ? 4 : section_heads, claims, 1.0f / sqrtf((float)HS)};
 }
 
 // A thread block for each multiprocessor, if there is work for it.
-static inline unsigned attention_sm90_grid(const AttentionWork &work) {
+static inline unsigned sm90_grid(const Sm90Work &work) {
     int device, multiprocessors;
     CUDA_CHECK(cudaGetDevice(&device));
     CUDA_CHECK(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
     return work.items < multiprocessors ? work.items : multiprocessors;
 }
 
-static inline TensorMap attention_sm90_map(const bf16 *tensor, int B, int T, int slots, int HS, int rows) {
+static inline TensorMap sm90_map(const bf16 *tensor, int B, int T, int slots, int HS, int rows) {
     TensorMap map;
     if (!tensor_map_make(&map, tensor, B, T, slots, HS, rows)) die_of_failure();
     return map;
@@ -106,7 +108,8 @@ DEVICE void store_tile(const TensorMap *map, const bf16 (&tile)[HS / 64][ROWS][6
 }
 
 // A warpgroup's 64 rows of a tile, from `row` on, as a left factor in registers.
-template <int HS, int ROWS> DEVICE void load_left_rows(uint32_t (&left)[HS / 16][4], const bf16 (&tile)[HS / 64][ROWS][64], int row) {
+template <int HS, int ROWS>
+DEVICE void load_left_rows(uint32_t (&left)[HS / 16][4], const bf16 (&tile)[HS / 64][ROWS][64], int row) {
 #pragma unroll
     for (int i = 0; i < HS / 16; i++) load_left<64>(left[i], tile[i / 4][0], row + threadIdx.x % 128 / 32 * 16, i % 4 * 16);
 }
@@ -121,8 +124,8 @@ template <int N> DEVICE void barriers_init(Barrier (&barriers)[N], unsigned arri
 DEVICE bool is_leader(void) { return threadIdx.x % 128 == 0; }  // speaks for its warpgroup
 
 // The warpgroup is done with what the barrier guards. All of its threads must have waited for it: so it has multiplied it, or they
-// have met. Else one that is slow may find that its phase has gone by. (That a product is over for all four warps when it is for one
-// is not in the manual, but CUTLASS's pipelines count on it, too.)
+// have met. Else one that is slow may find that its phase has gone by. (That a product is over for all four warps when it is for
+// one is not in the manual, but CUTLASS's pipelines count on it, too.)
 DEVICE void release(Barrier *empty) { if (is_leader()) barrier_arrive(empty); }
 
 // Named barriers: each consumer has its own for its turn in starting products, and one at which its threads meet; at the others two
@@ -135,8 +138,8 @@ template <class Tile> DEVICE void pass_turn(int consumer) {
 DEVICE void meet(int consumer) { named_barrier_sync(MEETING + consumer, 128); }
 DEVICE void both_meet(int barrier) { named_barrier_sync(barrier, 256); }
 
-// Results leave through a tile that is no longer read. The leader frees it once the copy engine has read them, and asks for that as late
-// as it can.
+// Results leave through a tile that is no longer read. The leader frees it once the copy engine has read them, and asks for that as
+// late as it can.
 struct Leaving {
     int place = -1;  // the leader's
     template <int N> __device__ __forceinline__ void free(Barrier (&empty)[N]) {
@@ -187,16 +190,17 @@ template <int N> DEVICE void mask_transposed(float (&p)[N], int first_key, int f
 // Forward
 
 // Of a thread. All have 65536 / THREADS at first, rounded down to a multiple of 8; consumers get what the producer gives up.
-template <int CONSUMERS> struct AttentionRegisters {
-    static constexpr int THREADS = 128 * (CONSUMERS + 1), CONSUMER = CONSUMERS == 3 ? 160 : 240, PRODUCER = CONSUMERS == 3 ? 32 : 24;
+template <int CONSUMERS> struct Sm90Registers {
+    static constexpr int THREADS = 128 * (CONSUMERS + 1);
+    static constexpr int CONSUMER = CONSUMERS == 3 ? 160 : 240, PRODUCER = CONSUMERS == 3 ? 32 : 24;
     static_assert(PRODUCER + CONSUMERS * CONSUMER <= (CONSUMERS + 1) * (65536 / THREADS / 8 * 8), "consumers would wait for ever");
 };
 
-template <int HS> struct AttentionSm90Forward {
+template <int HS> struct Sm90Forward {
     static constexpr int CONSUMERS = HS == 64 ? 3 : 2, ROWS = 64 * CONSUMERS, KEYS = 128;
     static constexpr int STAGES = HS == 64 ? 3 : 2, Q_PLACES = 2;  // tiles of K and V under way; of Q, two pieces of work
     static constexpr bool TAKE_TURNS = HS == 64;                  // with head size 128 there is less softmax, and turns cost more
-    using Registers = AttentionRegisters<CONSUMERS>;
+    using Registers = Sm90Registers<CONSUMERS>;
 
     struct Shared {
         bf16 q[Q_PLACES][HS / 64][ROWS][64];  // where O leaves through, too
@@ -207,8 +211,8 @@ template <int HS> struct AttentionSm90Forward {
     static_assert(sizeof(Shared) <= 227 * 1024, "more than a thread block can have");
 };
 
-// One step of the online softmax of the two rows of each lane, as attention_online_softmax(), but O is not rescaled yet, as products
-// may be adding to it: that is done by `rescale`.
+// One step of the online softmax of the two rows of each lane, as attention_online_softmax(), but O is not rescaled yet, as
+// products may be adding to it: that is done by `rescale`.
 template <int N>
 DEVICE void online_softmax(float (&s)[N], float (&row_max)[2], float (&row_sum)[2], float (&rescale)[2], float scale_log2) {
 #pragma unroll
@@ -233,16 +237,16 @@ DEVICE void online_softmax(float (&s)[N], float (&row_max)[2], float (&row_sum)[
 }
 
 template <int HS, bool CAUSAL>
-DEVICE void attention_sm90_forward_produce(typename AttentionSm90Forward<HS>::Shared &shared, const TensorMap *q_map,
-                                           const TensorMap *kv_map, const AttentionWork &work) {
-    using Tile = AttentionSm90Forward<HS>;
+DEVICE void sm90_forward_produce(typename Sm90Forward<HS>::Shared &shared, const TensorMap *q_map, const TensorMap *kv_map,
+                                 const Sm90Work &work) {
+    using Tile = Sm90Forward<HS>;
     Ring<Tile::Q_PLACES> at;
     Ring<Tile::STAGES> stage;
     for (int item = blockIdx.x, next;; item = next) {
         if (!announce(shared.item, shared.q_full, shared.q_empty, at, item, work)) return;
         Barrier *const q_full = &shared.q_full[at.place];
         next = work_claim(work);  // now, so that it is there when it is needed
-        const AttentionPiece piece = work_find<true>(work, item, Tile::ROWS);
+        const Sm90Piece piece = work_find<true>(work, item, Tile::ROWS);
         const int k = work.NH + piece.n, v = 2 * work.NH + piece.n;  // slots of qkv
         barrier_expect(q_full, sizeof shared.q[0]);
         load_tile<HS>(shared.q[at.place], q_map, q_full, piece.row, piece.n, piece.b);
@@ -262,9 +266,9 @@ DEVICE void attention_sm90_forward_produce(typename AttentionSm90Forward<HS>::Sh
 }
 
 template <int HS, bool CAUSAL>
-DEVICE void attention_sm90_forward_consume(typename AttentionSm90Forward<HS>::Shared &shared, const TensorMap *out_map, float *lse,
-                                           const AttentionWork &work, int consumer) {
-    using Tile = AttentionSm90Forward<HS>;
+DEVICE void sm90_forward_consume(typename Sm90Forward<HS>::Shared &shared, const TensorMap *out_map, float *lse,
+                                 const Sm90Work &work, int consumer) {
+    using Tile = Sm90Forward<HS>;
     constexpr int KEYS = Tile::KEYS;
     const float scale_log2 = LOG2_E * work.scale;
     Ring<Tile::Q_PLACES> at;
@@ -279,7 +283,7 @@ DEVICE void attention_sm90_forward_consume(typename AttentionSm90Forward<HS>::Sh
         barrier_wait(&shared.q_full[at.place], at.parity);
         const int item = shared.item[at.place];
         if (item < 0) break;
-        const AttentionPiece piece = work_find<true>(work, item, Tile::ROWS);
+        const Sm90Piece piece = work_find<true>(work, item, Tile::ROWS);
         const int row = piece.row + 64 * consumer;
         const bool has_rows = row >= 0;
         bf16 *const q = shared.q[at.place][0][64 * consumer];
@@ -384,12 +388,13 @@ DEVICE void attention_sm90_forward_consume(typename AttentionSm90Forward<HS>::Sh
     if (is_leader()) store_wait_read<0>();
 }
 
-// Grid: as many blocks as there are multiprocessors. The maps are of Q and of K and V in qkv, by ROWS and KEYS rows, and of out, by 64.
+// Grid: as many blocks as there are multiprocessors. The maps are of Q and of K and V in qkv, by ROWS and KEYS rows, and of out, by
+// 64.
 template <int HS, bool CAUSAL>
-static __global__ __launch_bounds__(AttentionSm90Forward<HS>::Registers::THREADS, 1) void attention_sm90_forward_kernel(
+static __global__ __launch_bounds__(Sm90Forward<HS>::Registers::THREADS, 1) void attention_sm90_forward_kernel(
     const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap kv_map, const __grid_constant__ TensorMap out_map,
-    float *lse, const __grid_constant__ AttentionWork work) {
-    using Tile = AttentionSm90Forward<HS>;
+    float *lse, const __grid_constant__ Sm90Work work) {
+    using Tile = Sm90Forward<HS>;
     DYNAMIC_SHARED(memory);
     typename Tile::Shared &shared = *(typename Tile::Shared *)memory;
     if (threadIdx.x == 0) {
@@ -402,33 +407,34 @@ static __global__ __launch_bounds__(AttentionSm90Forward<HS>::Registers::THREADS
     const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);
     if (warpgroup == Tile::CONSUMERS) {
         registers_decrease<Tile::Registers::PRODUCER>();
-        if (is_leader()) attention_sm90_forward_produce<HS, CAUSAL>(shared, &q_map, &kv_map, work);
+        if (is_leader()) sm90_forward_produce<HS, CAUSAL>(shared, &q_map, &kv_map, work);
     } else {
         registers_increase<Tile::Registers::CONSUMER>();
-        attention_sm90_forward_consume<HS, CAUSAL>(shared, &out_map, lse, work, warpgroup);
+        sm90_forward_consume<HS, CAUSAL>(shared, &out_map, lse, work, warpgroup);
     }
 }
 
 template <int HS>
 static void attention_sm90_forward_of(bf16 *out, float *lse, const bf16 *qkv, unsigned *claims, int B, int T, int NH, bool causal,
                                       cudaStream_t stream) {
-    using Tile = AttentionSm90Forward<HS>;
-    const AttentionWork work = attention_sm90_work(B, T, NH, HS, Tile::ROWS, true, claims);
-    const TensorMap q_map = attention_sm90_map(qkv, B, T, 3 * NH, HS, Tile::ROWS);
-    const TensorMap kv_map = attention_sm90_map(qkv, B, T, 3 * NH, HS, Tile::KEYS);
-    const TensorMap out_map = attention_sm90_map(out, B, T, NH, HS, 64);
+    using Tile = Sm90Forward<HS>;
+    const Sm90Work work = sm90_work(B, T, NH, HS, Tile::ROWS, true, claims);
+    const TensorMap q_map = sm90_map(qkv, B, T, 3 * NH, HS, Tile::ROWS);
+    const TensorMap kv_map = sm90_map(qkv, B, T, 3 * NH, HS, Tile::KEYS);
+    const TensorMap out_map = sm90_map(out, B, T, NH, HS, 64);
     auto kernel = causal ? attention_sm90_forward_kernel<HS, true> : attention_sm90_forward_kernel<HS, false>;
     CUDA_CHECK(cudaMemsetAsync(claims, 0, sizeof *claims, stream));
-    LAUNCH(kernel, attention_sm90_grid(work), Tile::Registers::THREADS, sizeof(typename Tile::Shared), stream, q_map, kv_map, out_map, lse, work);
+    LAUNCH(kernel, sm90_grid(work), Tile::Registers::THREADS, sizeof(typename Tile::Shared), stream, q_map, kv_map, out_map, lse,
+           work);
 }
 
 // ----------------------------------------------------------------------------
 // Backward: dQ
 
-template <int HS> struct AttentionSm90Dq {
+template <int HS> struct Sm90Dq {
     static constexpr int CONSUMERS = HS == 64 ? 3 : 2, ROWS = 64 * CONSUMERS, KEYS = 64, STAGES = HS == 64 ? 6 : 3, Q_PLACES = 2;
     static constexpr bool TAKE_TURNS = HS == 64;
-    using Registers = AttentionRegisters<CONSUMERS>;
+    using Registers = Sm90Registers<CONSUMERS>;
 
     struct Shared {
         bf16 q[Q_PLACES][HS / 64][ROWS][64], dout[Q_PLACES][HS / 64][ROWS][64];  // dQ leaves through q
@@ -440,16 +446,16 @@ template <int HS> struct AttentionSm90Dq {
 };
 
 template <int HS, bool CAUSAL>
-DEVICE void attention_sm90_dq_produce(typename AttentionSm90Dq<HS>::Shared &shared, const TensorMap *q_map, const TensorMap *kv_map,
-                                      const TensorMap *dout_map, const TensorMap *out_map, const AttentionWork &work) {
-    using Tile = AttentionSm90Dq<HS>;
+DEVICE void sm90_dq_produce(typename Sm90Dq<HS>::Shared &shared, const TensorMap *q_map, const TensorMap *kv_map,
+                            const TensorMap *dout_map, const TensorMap *out_map, const Sm90Work &work) {
+    using Tile = Sm90Dq<HS>;
     Ring<Tile::Q_PLACES> at;
     Ring<Tile::STAGES> stage;
     for (int item = blockIdx.x, next;; item = next) {
         if (!announce(shared.item, shared.q_full, shared.q_empty, at, item, work)) return;
         Barrier *const q_full = &shared.q_full[at.place];
         next = work_claim(work);
-        const AttentionPiece piece = work_find<true>(work, item, Tile::ROWS);
+        const Sm90Piece piece = work_find<true>(work, item, Tile::ROWS);
         const int k = work.NH + piece.n, v = 2 * work.NH + piece.n;
         barrier_expect(q_full, sizeof shared.q[0] + sizeof shared.dout[0]);
         load_tile<HS>(shared.q[at.place], q_map, q_full, piece.row, piece.n, piece.b);
@@ -470,9 +476,9 @@ DEVICE void attention_sm90_dq_produce(typename AttentionSm90Dq<HS>::Shared &shar
     }
 }
 
-// lse to base 2 and -delta = -rowsum(dO ∘ O) of a lane's two rows, `row` and `row` + 8. Four lanes share a row: each reads a quarter
-// of O's from device memory, and the same quarter of dO's from its tile. dK and dV need them, too, in `stats`: (2, padded T) of this
-// head. Rows from T on get an lse of +inf, which makes their P zero.
+// lse to base 2 and -delta = -rowsum(dO ∘ O) of a lane's two rows, `row` and `row` + 8. Four lanes share a row: each reads a
+// quarter of O's from device memory, and the same quarter of dO's from its tile. dK and dV need them, too, in `stats`: (2, padded
+// T) of this head. Rows from T on get an lse of +inf, which makes their P zero.
 template <int HS, int ROWS>
 DEVICE void rows_statistics(float (&row_lse)[2], float (&minus_delta)[2], float *stats, const bf16 *out, const float *lse,
                             const bf16 (&dout)[HS / 64][ROWS][64], int tile_row, int row, int T, int padded_T, size_t stride) {
@@ -503,9 +509,9 @@ DEVICE void rows_statistics(float (&row_lse)[2], float (&minus_delta)[2], float 
 }
 
 template <int HS, bool CAUSAL>
-DEVICE void attention_sm90_dq_consume(typename AttentionSm90Dq<HS>::Shared &shared, const TensorMap *dqkv_map, float *stats,
-                                      const bf16 *out, const float *lse, const AttentionWork &work, int padded_T, int consumer) {
-    using Tile = AttentionSm90Dq<HS>;
+DEVICE void sm90_dq_consume(typename Sm90Dq<HS>::Shared &shared, const TensorMap *dqkv_map, float *stats, const bf16 *out,
+                            const float *lse, const Sm90Work &work, int padded_T, int consumer) {
+    using Tile = Sm90Dq<HS>;
     constexpr int KEYS = Tile::KEYS;
     const float scale_log2 = LOG2_E * work.scale;
     Ring<Tile::Q_PLACES> at;
@@ -517,7 +523,7 @@ DEVICE void attention_sm90_dq_consume(typename AttentionSm90Dq<HS>::Shared &shar
         barrier_wait(&shared.q_full[at.place], at.parity);
         const int item = shared.item[at.place];
         if (item < 0) break;
-        const AttentionPiece piece = work_find<true>(work, item, Tile::ROWS);
+        const Sm90Piece piece = work_find<true>(work, item, Tile::ROWS);
         const int row = piece.row + 64 * consumer;
         const bool has_rows = row >= 0;
         bf16 *const q = shared.q[at.place][0][64 * consumer], *const dout = shared.dout[at.place][0][64 * consumer];
@@ -615,13 +621,14 @@ DEVICE void attention_sm90_dq_consume(typename AttentionSm90Dq<HS>::Shared &shar
     if (is_leader()) store_wait_read<0>();
 }
 
-// Writes dQ, and the statistics that the next kernel needs. The maps are of qkv by ROWS and KEYS rows, dout and out by ROWS, dqkv by 64.
+// Writes dQ, and the statistics that the next kernel needs. The maps are of qkv by ROWS and KEYS rows, dout and out by ROWS, dqkv
+// by 64.
 template <int HS, bool CAUSAL>
-static __global__ __launch_bounds__(AttentionSm90Dq<HS>::Registers::THREADS, 1) void attention_sm90_dq_kernel(
+static __global__ __launch_bounds__(Sm90Dq<HS>::Registers::THREADS, 1) void attention_sm90_dq_kernel(
     const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap kv_map, const __grid_constant__ TensorMap dout_map,
     const __grid_constant__ TensorMap out_map, const __grid_constant__ TensorMap dqkv_map, float *stats, const bf16 *out,
-    const float *lse, const __grid_constant__ AttentionWork work, int padded_T) {
-    using Tile = AttentionSm90Dq<HS>;
+    const float *lse, const __grid_constant__ Sm90Work work, int padded_T) {
+    using Tile = Sm90Dq<HS>;
     DYNAMIC_SHARED(memory);
     typename Tile::Shared &shared = *(typename Tile::Shared *)memory;
     if (threadIdx.x == 0) {
@@ -633,18 +640,18 @@ static __global__ __launch_bounds__(AttentionSm90Dq<HS>::Registers::THREADS, 1) 
     const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);
     if (warpgroup == Tile::CONSUMERS) {
         registers_decrease<Tile::Registers::PRODUCER>();
-        if (is_leader()) attention_sm90_dq_produce<HS, CAUSAL>(shared, &q_map, &kv_map, &dout_map, &out_map, work);
+        if (is_leader()) sm90_dq_produce<HS, CAUSAL>(shared, &q_map, &kv_map, &dout_map, &out_map, work);
     } else {
         registers_increase<Tile::Registers::CONSUMER>();
-        attention_sm90_dq_consume<HS, CAUSAL>(shared, &dqkv_map, stats, out, lse, work, padded_T, warpgroup);
+        sm90_dq_consume<HS, CAUSAL>(shared, &dqkv_map, stats, out, lse, work, padded_T, warpgroup);
     }
 }
 
 // ----------------------------------------------------------------------------
 // Backward: dK and dV
 //
-// All scores are transposed, keys being rows: so Pᵀ and dSᵀ come out of one product as the left factors of the next. What belongs to a query
-// belongs to a column, then; a lane has the columns 8 j + 2 (lane % 4) and + 1.
+// All scores are transposed, keys being rows: so Pᵀ and dSᵀ come out of one product as the left factors of the next. What belongs
+// to a query belongs to a column, then; a lane has the columns 8 j + 2 (lane % 4) and + 1.
 
 // Sᵀ becomes Pᵀ, with the lse (to base 2) of its queries.
 template <int N> DEVICE void exponentials_transposed(float (&s)[N], const float *lse, float scale_log2) {
@@ -668,12 +675,12 @@ template <int N> DEVICE void ds_transposed(float (&p)[N], const float (&dp)[N], 
     }
 }
 
-template <int HS> struct AttentionSm90Dkdv {
+template <int HS> struct Sm90Dkdv {
     static constexpr int CONSUMERS = 2, KEYS = 64 * CONSUMERS, ROWS = 64, STAGES = HS == 64 ? 6 : 3, KV_PLACES = 2;
     static constexpr bool TAKE_TURNS = HS == 64;
     static constexpr bool KV_IN_REGISTERS = HS == 64;  // as left factors; else each product reads them from shared memory
     static constexpr bool DV_OVERLAPS = HS == 64;      // with the next tile's scores, for which P has to stay in registers longer
-    using Registers = AttentionRegisters<CONSUMERS>;
+    using Registers = Sm90Registers<CONSUMERS>;
 
     struct Shared {
         bf16 k[KV_PLACES][HS / 64][KEYS][64], v[KV_PLACES][HS / 64][KEYS][64];  // dK and dV leave through them
@@ -686,9 +693,9 @@ template <int HS> struct AttentionSm90Dkdv {
 };
 
 template <int HS, bool CAUSAL>
-DEVICE void attention_sm90_dkdv_produce(typename AttentionSm90Dkdv<HS>::Shared &shared, const TensorMap *kv_map, const TensorMap *q_map,
-                                        const TensorMap *dout_map, const float *stats, const AttentionWork &work, int padded_T) {
-    using Tile = AttentionSm90Dkdv<HS>;
+DEVICE void sm90_dkdv_produce(typename Sm90Dkdv<HS>::Shared &shared, const TensorMap *kv_map, const TensorMap *q_map,
+                              const TensorMap *dout_map, const float *stats, const Sm90Work &work, int padded_T) {
+    using Tile = Sm90Dkdv<HS>;
     const int tiles = (work.T + Tile::ROWS - 1) / Tile::ROWS;
     Ring<Tile::KV_PLACES> at;
     Ring<Tile::STAGES> stage;
@@ -696,7 +703,7 @@ DEVICE void attention_sm90_dkdv_produce(typename AttentionSm90Dkdv<HS>::Shared &
         if (!announce(shared.item, shared.kv_full, shared.kv_empty, at, item, work)) return;
         Barrier *const kv_full = &shared.kv_full[at.place];
         next = work_claim(work);
-        const AttentionPiece piece = work_find<false>(work, item, Tile::KEYS);
+        const Sm90Piece piece = work_find<false>(work, item, Tile::KEYS);
         const float *const head_stats = stats + (size_t)piece.head * 2 * padded_T;
         barrier_expect(kv_full, sizeof shared.k[0] + sizeof shared.v[0]);
         load_tile<HS>(shared.k[at.place], kv_map, kv_full, piece.row, work.NH + piece.n, piece.b);
@@ -718,9 +725,9 @@ DEVICE void attention_sm90_dkdv_produce(typename AttentionSm90Dkdv<HS>::Shared &
 }
 
 template <int HS, bool CAUSAL>
-DEVICE void attention_sm90_dkdv_consume(typename AttentionSm90Dkdv<HS>::Shared &shared, const TensorMap *dqkv_map,
-                                        const AttentionWork &work, int consumer) {
-    using Tile = AttentionSm90Dkdv<HS>;
+DEVICE void sm90_dkdv_consume(typename Sm90Dkdv<HS>::Shared &shared, const TensorMap *dqkv_map, const Sm90Work &work,
+                              int consumer) {
+    using Tile = Sm90Dkdv<HS>;
     constexpr int ROWS = Tile::ROWS;
     const int tiles = (work.T + ROWS - 1) / ROWS;
     const float scale_log2 = LOG2_E * work.scale;
@@ -733,7 +740,7 @@ DEVICE void attention_sm90_dkdv_consume(typename AttentionSm90Dkdv<HS>::Shared &
         barrier_wait(&shared.kv_full[at.place], at.parity);
         const int item = shared.item[at.place];
         if (item < 0) break;
-        const AttentionPiece piece = work_find<false>(work, item, Tile::KEYS);
+        const Sm90Piece piece = work_find<false>(work, item, Tile::KEYS);
         const int key = piece.row + 64 * consumer;
 
         // Tiles of queries that see none of these keys, as all are earlier; or there are no such keys.
@@ -845,10 +852,10 @@ DEVICE void attention_sm90_dkdv_consume(typename AttentionSm90Dkdv<HS>::Shared &
 
 // The maps are of qkv by KEYS and by ROWS rows, dout by ROWS, dqkv by 64.
 template <int HS, bool CAUSAL>
-static __global__ __launch_bounds__(AttentionSm90Dkdv<HS>::Registers::THREADS, 1) void attention_sm90_dkdv_kernel(
+static __global__ __launch_bounds__(Sm90Dkdv<HS>::Registers::THREADS, 1) void attention_sm90_dkdv_kernel(
     const __grid_constant__ TensorMap kv_map, const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap dout_map,
-    const __grid_constant__ TensorMap dqkv_map, const float *stats, const __grid_constant__ AttentionWork work, int padded_T) {
-    using Tile = AttentionSm90Dkdv<HS>;
+    const __grid_constant__ TensorMap dqkv_map, const float *stats, const __grid_constant__ Sm90Work work, int padded_T) {
+    using Tile = Sm90Dkdv<HS>;
     DYNAMIC_SHARED(memory);
     typename Tile::Shared &shared = *(typename Tile::Shared *)memory;
     if (threadIdx.x == 0) {
@@ -860,10 +867,10 @@ static __global__ __launch_bounds__(AttentionSm90Dkdv<HS>::Registers::THREADS, 1
     const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);
     if (warpgroup == Tile::CONSUMERS) {
         registers_decrease<Tile::Registers::PRODUCER>();
-        if (is_leader()) attention_sm90_dkdv_produce<HS, CAUSAL>(shared, &kv_map, &q_map, &dout_map, stats, work, padded_T);
+        if (is_leader()) sm90_dkdv_produce<HS, CAUSAL>(shared, &kv_map, &q_map, &dout_map, stats, work, padded_T);
     } else {
         registers_increase<Tile::Registers::CONSUMER>();
-        attention_sm90_dkdv_consume<HS, CAUSAL>(shared, &dqkv_map, work, warpgroup);
+        sm90_dkdv_consume<HS, CAUSAL>(shared, &dqkv_map, work, warpgroup);
     }
 }
 
@@ -877,10 +884,10 @@ static __global__ __launch_bounds__(AttentionSm90Dkdv<HS>::Registers::THREADS, 1
 // little, as blocks start in that order, and a block whose keys come before those of another has as many tiles more to do before it
 // meets it.
 
-template <int HS> struct AttentionSm90OnePass {
+template <int HS> struct Sm90OnePass {
     static constexpr int CONSUMERS = 2, KEYS = 64 * CONSUMERS, ROWS = HS == 64 ? 128 : 64, STAGES = 2, KV_PLACES = HS == 64 ? 2 : 1;
-    using Registers = AttentionRegisters<CONSUMERS>;
-    static constexpr bool KV_IN_REGISTERS = HS == 64;  // as AttentionSm90Dkdv
+    using Registers = Sm90Registers<CONSUMERS>;
+    static constexpr bool KV_IN_REGISTERS = HS == 64;  // as Sm90Dkdv
     static constexpr int PART = 64 * 64;  // of dQ of a tile, what a consumer computes: half of the rows, or half of the columns
 
     struct Shared {
@@ -896,26 +903,26 @@ template <int HS> struct AttentionSm90OnePass {
     static_assert(sizeof(Shared) <= 227 * 1024, "more than a thread block can have");
 };
 
-// Where the sums of dQ are, and how many blocks have added theirs: for each head, tile of queries and consumer a part, and a number.
-struct AttentionSums {
+// Where the sums of dQ are, and how many blocks have added theirs: for each head, tile of queries and consumer a part, and a
+// number.
+struct Sm90Sums {
     float *parts;
     int *added;
 };
-template <int HS> DEVICE size_t part_of(const AttentionWork &work, int head, int tile, int consumer) {
-    using Tile = AttentionSm90OnePass<HS>;
+template <int HS> DEVICE size_t part_of(const Sm90Work &work, int head, int tile, int consumer) {
+    using Tile = Sm90OnePass<HS>;
     return ((size_t)head * ((work.T + Tile::ROWS - 1) / Tile::ROWS) + tile) * Tile::CONSUMERS + consumer;
 }
 // How many blocks add to a tile before this one: those with later keys that its queries see.
-template <int HS> DEVICE int adders_before(const AttentionWork &work, int block, int tile) {
-    using Tile = AttentionSm90OnePass<HS>;
+template <int HS> DEVICE int adders_before(const Sm90Work &work, int block, int tile) {
+    using Tile = Sm90OnePass<HS>;
     return min((tile * Tile::ROWS + Tile::ROWS - 1) / Tile::KEYS, work.blocks - 1) - block;
 }
 
 template <int HS>
-DEVICE void attention_sm90_one_pass_produce(typename AttentionSm90OnePass<HS>::Shared &shared, const TensorMap *kv_map,
-                                            const TensorMap *q_map, const TensorMap *dout_map, const float *stats,
-                                            const AttentionWork &work, int padded_T) {
-    using Tile = AttentionSm90OnePass<HS>;
+DEVICE void sm90_one_pass_produce(typename Sm90OnePass<HS>::Shared &shared, const TensorMap *kv_map, const TensorMap *q_map,
+                                  const TensorMap *dout_map, const float *stats, const Sm90Work &work, int padded_T) {
+    using Tile = Sm90OnePass<HS>;
     const int tiles = (work.T + Tile::ROWS - 1) / Tile::ROWS;
     Ring<Tile::KV_PLACES> at;
     Ring<Tile::STAGES> stage;
@@ -925,7 +932,7 @@ DEVICE void attention_sm90_one_pass_produce(typename AttentionSm90OnePass<HS>::S
         const int item = atomicAdd(work.claims, 1u);
         if (!announce(shared.item, shared.kv_full, shared.kv_empty, at, item, work)) return;
         Barrier *const kv_full = &shared.kv_full[at.place];
-        const AttentionPiece piece = work_find<true>(work, item, Tile::KEYS);
+        const Sm90Piece piece = work_find<true>(work, item, Tile::KEYS);
         const float *const head_stats = stats + (size_t)piece.head * 2 * padded_T;
         barrier_expect(kv_full, sizeof shared.k[0] + sizeof shared.v[0]);
         load_tile<HS>(shared.k[at.place], kv_map, kv_full, piece.row, work.NH + piece.n, piece.b);
@@ -954,9 +961,8 @@ DEVICE void attention_sm90_one_pass_produce(typename AttentionSm90OnePass<HS>::S
 // For each consumer one thread that adds its part of dQ when it is the block's turn. Block 0, the last, has none to add: it takes
 // the sum.
 template <int HS>
-DEVICE void attention_sm90_one_pass_add(typename AttentionSm90OnePass<HS>::Shared &shared, const AttentionSums &sums,
-                                        const AttentionWork &work, int consumer) {
-    using Tile = AttentionSm90OnePass<HS>;
+DEVICE void sm90_one_pass_add(typename Sm90OnePass<HS>::Shared &shared, const Sm90Sums &sums, const Sm90Work &work, int consumer) {
+    using Tile = Sm90OnePass<HS>;
     const int tiles = (work.T + Tile::ROWS - 1) / Tile::ROWS;
     Ring<Tile::KV_PLACES> kv;
     Ring<1> part;
@@ -964,7 +970,7 @@ DEVICE void attention_sm90_one_pass_add(typename AttentionSm90OnePass<HS>::Share
         barrier_wait(&shared.kv_full[kv.place], kv.parity);
         const int item = shared.item[kv.place];
         if (item < 0) break;
-        const AttentionPiece piece = work_find<true>(work, item, Tile::KEYS);
+        const Sm90Piece piece = work_find<true>(work, item, Tile::KEYS);
         for (int tile = piece.row / Tile::ROWS; piece.block > 0 && tile < tiles; tile++) {
             const size_t at = part_of<HS>(work, piece.head, tile, consumer);
             float *const to = sums.parts + at * Tile::PART;
@@ -991,10 +997,9 @@ DEVICE void attention_sm90_one_pass_add(typename AttentionSm90OnePass<HS>::Share
 
 // A consumer's part of dQ of a tile goes to the thread that adds it; block 0's goes with the sum of the others' to dqkv.
 template <int HS>
-DEVICE void attention_sm90_one_pass_hand_on(typename AttentionSm90OnePass<HS>::Shared &shared, float (&dq)[32], Ring<1> &part, bf16 *dqkv,
-                                            const AttentionSums &sums, const AttentionWork &work, const AttentionPiece &piece, int tile,
-                                            int consumer) {
-    using Tile = AttentionSm90OnePass<HS>;
+DEVICE void sm90_one_pass_hand_on(typename Sm90OnePass<HS>::Shared &shared, float (&dq)[32], Ring<1> &part, bf16 *dqkv,
+                                  const Sm90Sums &sums, const Sm90Work &work, const Sm90Piece &piece, int tile, int consumer) {
+    using Tile = Sm90OnePass<HS>;
     if (piece.block > 0) {
         barrier_wait(&shared.dq_empty[consumer], part.parity ^ 1);
         part.advance();
@@ -1031,9 +1036,9 @@ DEVICE void attention_sm90_one_pass_hand_on(typename AttentionSm90OnePass<HS>::S
 }
 
 template <int HS>
-DEVICE void attention_sm90_one_pass_consume(typename AttentionSm90OnePass<HS>::Shared &shared, const TensorMap *dqkv_map, bf16 *dqkv,
-                                            const AttentionSums &sums, const AttentionWork &work, int consumer) {
-    using Tile = AttentionSm90OnePass<HS>;
+DEVICE void sm90_one_pass_consume(typename Sm90OnePass<HS>::Shared &shared, const TensorMap *dqkv_map, bf16 *dqkv,
+                                  const Sm90Sums &sums, const Sm90Work &work, int consumer) {
+    using Tile = Sm90OnePass<HS>;
     constexpr int ROWS = Tile::ROWS, KEYS = Tile::KEYS;
     const int tiles = (work.T + ROWS - 1) / ROWS;
     const float scale_log2 = LOG2_E * work.scale;
@@ -1047,7 +1052,7 @@ DEVICE void attention_sm90_one_pass_consume(typename AttentionSm90OnePass<HS>::S
         barrier_wait(&shared.kv_full[at.place], at.parity);
         const int item = shared.item[at.place];
         if (item < 0) break;
-        const AttentionPiece piece = work_find<true>(work, item, KEYS);
+        const Sm90Piece piece = work_find<true>(work, item, KEYS);
 
         float s[32], dp[32], dk[HS / 2] = {}, dv[HS / 2] = {};  // of all scores the transposes: keys are rows
         uint32_t p[4][4], ds[4][4], k_left[HS / 16][4], v_left[HS / 16][4];
@@ -1119,13 +1124,13 @@ DEVICE void attention_sm90_one_pass_consume(typename AttentionSm90OnePass<HS>::S
             release(&shared.empty[stage.place]);
             stage.advance();
 
-            // The next tile's first scores, while dQ is handed on. Behind the last tile they are of no use, and do no harm. (They are
-            // waited for in the same round, as ptxas serializes products under way from one round to the next.)
+            // The next tile's first scores, while dQ is handed on. Behind the last tile they are of no use, and do no harm. (They
+            // are waited for in the same round, as ptxas serializes products under way from one round to the next.)
             if (tile + 1 < tiles) barrier_wait(&shared.q_full[stage.place], stage.parity);
             start_scores(0);
             wgmma_wait<1>();
             registers_settled(dq);
-            attention_sm90_one_pass_hand_on<HS>(shared, dq, part, dqkv, sums, work, piece, tile, consumer);
+            sm90_one_pass_hand_on<HS>(shared, dq, part, dqkv, sums, work, piece, tile, consumer);
             wgmma_wait<0>();
             registers_settled(s);
         } while (++tile < tiles);
@@ -1147,11 +1152,11 @@ DEVICE void attention_sm90_one_pass_consume(typename AttentionSm90OnePass<HS>::S
 
 // The maps are of qkv by KEYS and by ROWS rows, dout by ROWS, dqkv by 64.
 template <int HS>
-static __global__ __launch_bounds__(AttentionSm90OnePass<HS>::Registers::THREADS, 1) void attention_sm90_one_pass_kernel(
+static __global__ __launch_bounds__(Sm90OnePass<HS>::Registers::THREADS, 1) void attention_sm90_one_pass_kernel(
     const __grid_constant__ TensorMap kv_map, const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap dout_map,
-    const __grid_constant__ TensorMap dqkv_map, bf16 *dqkv, const float *stats, const __grid_constant__ AttentionSums sums,
-    const __grid_constant__ AttentionWork work, int padded_T) {
-    using Tile = AttentionSm90OnePass<HS>;
+    const __grid_constant__ TensorMap dqkv_map, bf16 *dqkv, const float *stats, const __grid_constant__ Sm90Sums sums,
+    const __grid_constant__ Sm90Work work, int padded_T) {
+    using Tile = Sm90OnePass<HS>;
     DYNAMIC_SHARED(memory);
     typename Tile::Shared &shared = *(typename Tile::Shared *)memory;
     if (threadIdx.x == 0) {
@@ -1164,50 +1169,51 @@ static __global__ __launch_bounds__(AttentionSm90OnePass<HS>::Registers::THREADS
     const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);
     if (warpgroup == Tile::CONSUMERS) {
         registers_decrease<Tile::Registers::PRODUCER>();
-        if (is_leader()) attention_sm90_one_pass_produce<HS>(shared, &kv_map, &q_map, &dout_map, stats, work, padded_T);
-        else if (threadIdx.x % 128 == 32) attention_sm90_one_pass_add<HS>(shared, sums, work, 0);
-        else if (threadIdx.x % 128 == 64) attention_sm90_one_pass_add<HS>(shared, sums, work, 1);
+        if (is_leader()) sm90_one_pass_produce<HS>(shared, &kv_map, &q_map, &dout_map, stats, work, padded_T);
+        else if (threadIdx.x % 128 == 32) sm90_one_pass_add<HS>(shared, sums, work, 0);
+        else if (threadIdx.x % 128 == 64) sm90_one_pass_add<HS>(shared, sums, work, 1);
     } else {
         registers_increase<Tile::Registers::CONSUMER>();
-        attention_sm90_one_pass_consume<HS>(shared, &dqkv_map, dqkv, sums, work, warpgroup);
+        sm90_one_pass_consume<HS>(shared, &dqkv_map, dqkv, sums, work, warpgroup);
     }
 }
 
 // stats as the two passes have them; sums are not initialized.
 template <int HS>
-static void attention_sm90_one_pass_of(bf16 *dqkv, const bf16 *dout, const bf16 *qkv, const float *stats, AttentionSums sums,
+static void attention_sm90_one_pass_of(bf16 *dqkv, const bf16 *dout, const bf16 *qkv, const float *stats, Sm90Sums sums,
                                        unsigned *claims, int B, int T, int NH, int padded_T, cudaStream_t stream) {
-    using Tile = AttentionSm90OnePass<HS>;
-    const AttentionWork work = attention_sm90_work(B, T, NH, HS, Tile::KEYS, false, claims);
+    using Tile = Sm90OnePass<HS>;
+    const Sm90Work work = sm90_work(B, T, NH, HS, Tile::KEYS, false, claims);
     CUDA_CHECK(cudaMemsetAsync(claims, 0, sizeof *claims, stream));
     CUDA_CHECK(cudaMemsetAsync(sums.added, 0, (size_t)B * NH * ((T + Tile::ROWS - 1) / Tile::ROWS) * 2 * sizeof(int), stream));
-    LAUNCH(attention_sm90_one_pass_kernel<HS>, attention_sm90_grid(work), Tile::Registers::THREADS, sizeof(typename Tile::Shared), stream,
-           attention_sm90_map(qkv, B, T, 3 * NH, HS, Tile::KEYS), attention_sm90_map(qkv, B, T, 3 * NH, HS, Tile::ROWS),
-           attention_sm90_map(dout, B, T, NH, HS, Tile::ROWS), attention_sm90_map(dqkv, B, T, 3 * NH, HS, 64), dqkv, stats, sums, work,
+    LAUNCH(attention_sm90_one_pass_kernel<HS>, sm90_grid(work), Tile::Registers::THREADS, sizeof(typename Tile::Shared), stream,
+           sm90_map(qkv, B, T, 3 * NH, HS, Tile::KEYS), sm90_map(qkv, B, T, 3 * NH, HS, Tile::ROWS),
+           sm90_map(dout, B, T, NH, HS, Tile::ROWS), sm90_map(dqkv, B, T, 3 * NH, HS, 64), dqkv, stats, sums, work,
            padded_T);
 }
 
 // stats: (B, NH, 2, padded T)
 template <int HS>
-static void attention_sm90_backward_of(bf16 *dqkv, const bf16 *dout, const bf16 *qkv, const bf16 *out, const float *lse, float *stats,
-                                       unsigned *claims, int B, int T, int NH, bool causal, int padded_T, cudaStream_t stream) {
-    using Dq = AttentionSm90Dq<HS>;
-    using Dkdv = AttentionSm90Dkdv<HS>;
-    const TensorMap dqkv_map = attention_sm90_map(dqkv, B, T, 3 * NH, HS, 64);
+static void attention_sm90_backward_of(bf16 *dqkv, const bf16 *dout, const bf16 *qkv, const bf16 *out, const float *lse,
+                                       float *stats, unsigned *claims, int B, int T, int NH, bool causal, int padded_T,
+                                       cudaStream_t stream) {
+    using Dq = Sm90Dq<HS>;
+    using Dkdv = Sm90Dkdv<HS>;
+    const TensorMap dqkv_map = sm90_map(dqkv, B, T, 3 * NH, HS, 64);
     CUDA_CHECK(cudaMemsetAsync(claims, 0, 2 * sizeof *claims, stream));
 
-    const AttentionWork dq_work = attention_sm90_work(B, T, NH, HS, Dq::ROWS, true, claims);
+    const Sm90Work dq_work = sm90_work(B, T, NH, HS, Dq::ROWS, true, claims);
     auto dq = causal ? attention_sm90_dq_kernel<HS, true> : attention_sm90_dq_kernel<HS, false>;
-    LAUNCH(dq, attention_sm90_grid(dq_work), Dq::Registers::THREADS, sizeof(typename Dq::Shared), stream,
-           attention_sm90_map(qkv, B, T, 3 * NH, HS, Dq::ROWS), attention_sm90_map(qkv, B, T, 3 * NH, HS, Dq::KEYS),
-           attention_sm90_map(dout, B, T, NH, HS, Dq::ROWS), attention_sm90_map(out, B, T, NH, HS, Dq::ROWS), dqkv_map, stats, out, lse,
+    LAUNCH(dq, sm90_grid(dq_work), Dq::Registers::THREADS, sizeof(typename Dq::Shared), stream,
+           sm90_map(qkv, B, T, 3 * NH, HS, Dq::ROWS), sm90_map(qkv, B, T, 3 * NH, HS, Dq::KEYS),
+           sm90_map(dout, B, T, NH, HS, Dq::ROWS), sm90_map(out, B, T, NH, HS, Dq::ROWS), dqkv_map, stats, out, lse,
            dq_work, padded_T);
 
-    const AttentionWork dkdv_work = attention_sm90_work(B, T, NH, HS, Dkdv::KEYS, false, claims + 1);
+    const Sm90Work dkdv_work = sm90_work(B, T, NH, HS, Dkdv::KEYS, false, claims + 1);
     auto dkdv = causal ? attention_sm90_dkdv_kernel<HS, true> : attention_sm90_dkdv_kernel<HS, false>;
-    LAUNCH(dkdv, attention_sm90_grid(dkdv_work), Dkdv::Registers::THREADS, sizeof(typename Dkdv::Shared), stream,
-           attention_sm90_map(qkv, B, T, 3 * NH, HS, Dkdv::KEYS), attention_sm90_map(qkv, B, T, 3 * NH, HS, Dkdv::ROWS),
-           attention_sm90_map(dout, B, T, NH, HS, Dkdv::ROWS), dqkv_map, stats, dkdv_work, padded_T);
+    LAUNCH(dkdv, sm90_grid(dkdv_work), Dkdv::Registers::THREADS, sizeof(typename Dkdv::Shared), stream,
+           sm90_map(qkv, B, T, 3 * NH, HS, Dkdv::KEYS), sm90_map(qkv, B, T, 3 * NH, HS, Dkdv::ROWS),
+           sm90_map(dout, B, T, NH, HS, Dkdv::ROWS), dqkv_map, stats, dkdv_work, padded_T);
 }
 
 #endif

@@ -15,8 +15,8 @@
 //   a warp with other products
 //
 // Not found: a missing fence_async(), barrier_init_fence() or registers_settled(); registers of A that are written before the wait.
-// wgmma_fence() is asked for after every wgmma_wait(), before the next products on accumulators that are not under way, which is more
-// than the manual asks for.
+// wgmma_fence() is asked for after every wgmma_wait(), before the next products on accumulators that are not under way, which is
+// more than the manual asks for.
 #ifndef HOPPER_ON_CPU_H
 #define HOPPER_ON_CPU_H
 
@@ -424,7 +424,8 @@ __noinline__ inline void let_others_run() {
 }
 
 inline void start_transfer(Transfer transfer, size_t alignment) {
-    if ((uintptr_t)transfer.shared % alignment || (uintptr_t)transfer.from % 16 || (uintptr_t)transfer.to % 16 || transfer.bytes % 16 || transfer.column % 8)
+    const uintptr_t others = (uintptr_t)transfer.from | (uintptr_t)transfer.to | transfer.bytes;
+    if ((uintptr_t)transfer.shared % alignment || others % 16 || transfer.column % 8)
         stop("a copy of %u bytes, from column %d, from or to %s: that has to be a multiple of %zu, the column of 8, others of 16",
              transfer.bytes, transfer.column, hopper().place(transfer.shared).c_str(), alignment);
     if (!transfer.store) memset(transfer.shared, 0xFF, transfer.bytes);
@@ -550,16 +551,13 @@ inline void tensor_store(const TensorMap *map, const void *from, int column, int
     const unsigned thread = cuda_on_cpu::thread_number(), group = cuda_on_cpu::hopper().threads[thread].stores;
     cuda_on_cpu::start_transfer({*map, column, row, slot, batch, slab, map->rows * 128u, NULL, NULL, thread, group, true}, 1024);
 }
-inline void bulk_store(void *to, const void *from, unsigned bytes) {
+inline void bulk_store(void *to, const void *from, unsigned bytes, bool add = false) {
     const unsigned thread = cuda_on_cpu::thread_number(), group = cuda_on_cpu::hopper().threads[thread].stores;
-    cuda_on_cpu::start_transfer({{}, 0, 0, 0, 0, (unsigned char *)from, bytes, NULL, NULL, thread, group, true, false, false, false, to},
-                                16);
+    cuda_on_cpu::Transfer transfer = {{}, 0, 0, 0, 0, (unsigned char *)from, bytes, NULL, NULL, thread, group, true};
+    transfer.to = to, transfer.add = add;
+    cuda_on_cpu::start_transfer(transfer, 16);
 }
-inline void bulk_add(float *to, const float *from, unsigned bytes) {
-    const unsigned thread = cuda_on_cpu::thread_number(), group = cuda_on_cpu::hopper().threads[thread].stores;
-    cuda_on_cpu::start_transfer({{}, 0, 0, 0, 0, (unsigned char *)from, bytes, NULL, NULL, thread, group, true, false, false, false, to,
-                                 true}, 16);
-}
+inline void bulk_add(float *to, const float *from, unsigned bytes) { bulk_store(to, from, bytes, true); }
 inline void store_commit(void) { cuda_on_cpu::hopper().threads[cuda_on_cpu::thread_number()].stores++; }
 template <int N> inline void store_wait_read(void) { cuda_on_cpu::hopper().wait_for_stores(cuda_on_cpu::thread_number(), N, true); }
 template <int N> inline void store_wait(void) { cuda_on_cpu::hopper().wait_for_stores(cuda_on_cpu::thread_number(), N, false); }

@@ -163,8 +163,8 @@ TEST(product_transposed_transposed) { test_products<TRANSPOSED, true>(); }
 TEST(product_registers_by_rows) { test_products<REGISTERS, false>(); }
 TEST(product_registers_transposed) { test_products<REGISTERS, true>(); }
 
-// As in attention: O = P V, where P = Q Kᵀ, rounded to bf16, stays in registers; Q is read from shared memory, or from registers, too. Of
-// each 16 rows of O the first 8 are doubled as it is written to slabs, and leaves by a tensor map.
+// As in attention: O = P V, where P = Q Kᵀ, rounded to bf16, stays in registers; Q is read from shared memory, or from registers,
+// too. Of each 16 rows of O the first 8 are doubled as it is written to slabs, and leaves by a tensor map.
 template <int KEYS, int HS, bool Q_IN_REGISTERS>
 __global__ void __launch_bounds__(128)
     chain_kernel(const __grid_constant__ TensorMap out, const bf16 *q, const bf16 *k, const bf16 *v) {

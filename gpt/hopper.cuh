@@ -18,7 +18,8 @@
 
 struct Barrier { uint64_t state; };  // an mbarrier, in shared memory
 
-// What to add to a tile's descriptor (below) for the next 16 of k: with k along its rows, 16 elements on; if transposed, 16 rows on.
+// What to add to a tile's descriptor (below) for the next 16 of k: with k along its rows, 16 elements on; if transposed, 16 rows
+// on.
 static constexpr uint64_t NEXT_K = 16 * 2 >> 4, NEXT_K_TRANSPOSED = 16 * 128 >> 4;
 
 #ifdef __CUDACC__
@@ -76,9 +77,8 @@ struct TensorMap { CUtensorMap map; };
 static inline bool tensor_map_make(TensorMap *map, const bf16 *tensor, int B, int T, int slots, int HS, int rows) {
     static decltype(&cuTensorMapEncodeTiled) encode;  // asked of the runtime, so that nothing has to link with libcuda
     cudaDriverEntryPointQueryResult found;
-    if (!encode) (void)cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", (void **)&encode, 12000, cudaEnableDefault, &found);
-    if (!encode)
-        return fail("this driver has no tensor maps (cuTensorMapEncodeTiled); they came with CUDA 12.0");
+    if (!encode) cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", (void **)&encode, 12000, cudaEnableDefault, &found);
+    if (!encode) return fail("this driver has no tensor maps (cuTensorMapEncodeTiled); they came with CUDA 12.0");
     const cuuint64_t sizes[] = {(cuuint64_t)HS, (cuuint64_t)T, (cuuint64_t)slots, (cuuint64_t)B}, row = sizes[0] * sizeof(bf16);
     const cuuint64_t strides[] = {slots * row, row, row * slots * T};  // bytes; that of the columns goes without saying
     const cuuint32_t box[] = {64, (cuuint32_t)rows, 1, 1}, steps[] = {1, 1, 1, 1};
@@ -144,9 +144,9 @@ DEVICE void stmatrix_x4(void *row, uint32_t r0, uint32_t r1, uint32_t r2, uint32
                :: "r"(shared_address(row)), "r"(r0), "r"(r1), "r"(r2), "r"(r3) : "memory");
 }
 
-// How many registers each thread of this warpgroup has from now on, a multiple of 8. It needs __launch_bounds__(threads, 1). All start
-// with 65536 / threads, rounded down to a multiple of 8; there are no more, and an increase waits until others have given up as
-// many. ("setmaxnreg")
+// How many registers each thread of this warpgroup has from now on, a multiple of 8. It needs __launch_bounds__(threads, 1). All
+// start with 65536 / threads, rounded down to a multiple of 8; there are no more, and an increase waits until others have given up
+// as many. ("setmaxnreg")
 template <int N> DEVICE void registers_increase(void) { HOPPER_PTX("setmaxnreg.inc.sync.aligned.u32 %0;" :: "n"(N)); }
 template <int N> DEVICE void registers_decrease(void) { HOPPER_PTX("setmaxnreg.dec.sync.aligned.u32 %0;" :: "n"(N)); }
 
@@ -200,8 +200,8 @@ DEVICE void keep_behind(float x) {
                "@impossible nanosleep.u32 1;\n}" :: "r"(__float_as_uint(x)) : "memory");
 }
 
-// wgmma<A_TRANSPOSED, B_TRANSPOSED>(d, a, b, accumulate) and, with A in registers, wgmma_registers<B_TRANSPOSED>(d, a, b, accumulate).
-// N, which is twice the size of d, is 64 or 128. ("wgmma.mma_async")
+// wgmma<A_TRANSPOSED, B_TRANSPOSED>(d, a, b, accumulate) and, with A in registers, wgmma_registers<B_TRANSPOSED>(d, a, b,
+// accumulate). N, which is twice the size of d, is 64 or 128. ("wgmma.mma_async")
 //
 // The instruction names all N / 2 registers of d, its operands 0 and up: D_n lists them as operands, D_n_TEXT in the text. The
 // numbers that DEFINE_WGMMA takes after N and N / 2 are those of the operands that follow.

@@ -25,7 +25,7 @@ static bool supports(Shape s) {
     CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
     if (s.HS != 64 && s.HS != 128) return fail("sm90 has no kernels for head size %d; it has them for 64 and 128", s.HS);
     if (major != 9) return fail("sm90 needs a GPU of compute capability 9.0, and this one has %d.x", major);
-    return has_tiles("sm90", s, sizeof(AttentionSm90Dkdv<128>::Shared)) && attention_supports(s.HS);  // the largest
+    return has_tiles("sm90", s, sizeof(Sm90OnePass<64>::Shared)) && attention_supports(s.HS);  // the largest
 }
 
 static void attention_forward(bf16 *out, float *lse, const bf16 *qkv, void *workspace, Shape s, cudaStream_t stream) {
@@ -41,10 +41,10 @@ static void backward(bf16 *dqkv, const bf16 *dout, const bf16 *qkv, const bf16 *
     const int padded_T = (int)attention_padded(s.T);
     if (ONE_PASS && s.causal) {
         using Tile = AttentionTiles<HS>;
-        LAUNCH(attention_stats_kernel<HS>, attention_grid(s.B, padded_T, s.NH, Tile::STATS_ROWS), Tile::STATS_THREADS, 0, stream, stats,
-               dout, out, lse, s.T, padded_T, s.NH);
-        attention_sm90_one_pass_of<HS>(dqkv, dout, qkv, stats, {sums, (int *)(sums + sums_bytes(s) / sizeof(float))}, claims, s.B, s.T,
-                                       s.NH, padded_T, stream);
+        LAUNCH(attention_stats_kernel<HS>, attention_grid(s.B, padded_T, s.NH, Tile::STATS_ROWS), Tile::STATS_THREADS, 0, stream,
+               stats, dout, out, lse, s.T, padded_T, s.NH);
+        attention_sm90_one_pass_of<HS>(dqkv, dout, qkv, stats, {sums, (int *)(sums + sums_bytes(s) / sizeof(float))}, claims, s.B,
+                                       s.T, s.NH, padded_T, stream);
     } else {
         attention_sm90_backward_of<HS>(dqkv, dout, qkv, out, lse, stats, claims, s.B, s.T, s.NH, s.causal, padded_T, stream);
     }

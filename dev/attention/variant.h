@@ -1,7 +1,7 @@
 // What an attention variant is: two functions on device memory, and what the harness (main.cu) needs to know of them.
 //
-// A variant is one file beside this one that ends with VARIANT(name, "idea"), or with PARTIAL_VARIANT(name, "idea") if it is made for
-// some GPUs or head sizes only; the Makefile finds it there.
+// A variant is one file beside this one that ends with VARIANT(name, "idea"), or with PARTIAL_VARIANT(name, "idea") if it is made
+// for some GPUs or head sizes only; the Makefile finds it there.
 #ifndef VARIANT_H
 #define VARIANT_H
 
@@ -65,9 +65,10 @@ extern int variant_count;
 #define NAME_OF(name) #name
 #define VARIANT(name, idea) ADD_VARIANT(name, idea, false)
 #define PARTIAL_VARIANT(name, idea) ADD_VARIANT(name, idea, true)
-#define ADD_VARIANT(name, idea, partial)                                                                                      \
-    __attribute__((constructor)) static void add_variant(void) {                                                              \
-        variants[variant_count++] = {NAME_OF(name), idea, supports, workspace_bytes, attention_forward, attention_backward, partial}; \
+#define ADD_VARIANT(name, idea, partial)                                                                            \
+    __attribute__((constructor)) static void add_variant(void) {                                                    \
+        variants[variant_count++] = {NAME_OF(name), idea, supports, workspace_bytes, attention_forward,             \
+                                     attention_backward, partial};                                                  \
     }
 
 #endif

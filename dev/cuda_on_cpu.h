@@ -953,6 +953,8 @@ inline int load_acquire(const int *address) {
 inline void store_release(int *address, int value) {
     cuda_on_cpu::maybe_give_way();
     __atomic_store_n(address, value, __ATOMIC_RELEASE);
+    cuda_on_cpu::Fiber *me = cuda_on_cpu::self;  // now and then other blocks come next: one may have waited for it, and be too early
+    if (me && cuda_on_cpu::random_bits(me->block) & 1) cuda_on_cpu::switch_fiber(me, me->block->home);
 }
 inline void __threadfence(void) { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 

@@ -477,7 +477,8 @@ finite "$(newest)"
 end
 
 new 'a signal lets a validation end, and come: the log is that of a run without it'
-for ((i = 0; i < 20; i++)); do cat "$tmp/text.txt"; done >more.txt
+copies=20; [[ $program != *sanitized* ]] || copies=4 # a validation that takes a second or two, also where all is ten times slower
+for ((i = 0; i < copies; i++)); do cat "$tmp/text.txt"; done >more.txt
 more=(--data more.txt "${model[@]}" --steps 1 --total-batch 32000 --val-fraction 0.9 --val-steps 0)
 fine "${more[@]}" --out quiet
 start "${more[@]}" --out validating

@@ -22,8 +22,6 @@
 #ifndef ATTENTION_SM90_CUH
 #define ATTENTION_SM90_CUH
 
-#include <assert.h>
-
 #include "gpt/hopper.cuh"
 #include "gpt/tile.cuh"
 
@@ -149,6 +147,20 @@ struct Leaving {
         place = -1;
     }
 };
+
+// Divides a thread block, after its first thread has made the barriers: the last warpgroup is the producer.
+template <class Tile, class Produce, class Consume> DEVICE void divide_block(Produce produce, Consume consume) {
+    if (threadIdx.x == 0) barrier_init_fence();
+    __syncthreads();
+    const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // so the compiler knows that it is uniform
+    if (warpgroup == Tile::CONSUMERS) {
+        registers_decrease<Tile::Registers::PRODUCER>();
+        produce();
+    } else {
+        registers_increase<Tile::Registers::CONSUMER>();
+        consume(warpgroup);
+    }
+}
 
 // The row, of a warpgroup's 64, in which a lane has the first two of every four elements of a result; it has the others 8 below.
 DEVICE int lane_row(void) { return threadIdx.x % 128 / 32 * 16 + lane_id() / 4; }
@@ -401,17 +413,10 @@ static __global__ __launch_bounds__(Sm90Forward<HS>::Registers::THREADS, 1) void
         barriers_init(shared.q_full, 1), barriers_init(shared.q_empty, Tile::CONSUMERS);
         barriers_init(shared.k_full, 1), barriers_init(shared.k_empty, Tile::CONSUMERS);
         barriers_init(shared.v_full, 1), barriers_init(shared.v_empty, Tile::CONSUMERS);
-        barrier_init_fence();
     }
-    __syncthreads();
-    const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);
-    if (warpgroup == Tile::CONSUMERS) {
-        registers_decrease<Tile::Registers::PRODUCER>();
-        if (is_leader()) sm90_forward_produce<HS, CAUSAL>(shared, &q_map, &kv_map, work);
-    } else {
-        registers_increase<Tile::Registers::CONSUMER>();
-        sm90_forward_consume<HS, CAUSAL>(shared, &out_map, lse, work, warpgroup);
-    }
+    divide_block<Tile>(
+        [&] { if (is_leader()) sm90_forward_produce<HS, CAUSAL>(shared, &q_map, &kv_map, work); },
+        [&](int consumer) { sm90_forward_consume<HS, CAUSAL>(shared, &out_map, lse, work, consumer); });
 }
 
 template <int HS>
@@ -634,17 +639,10 @@ static __global__ __launch_bounds__(Sm90Dq<HS>::Registers::THREADS, 1) void atte
     if (threadIdx.x == 0) {
         barriers_init(shared.q_full, 1), barriers_init(shared.q_empty, Tile::CONSUMERS);
         barriers_init(shared.k_full, 1), barriers_init(shared.v_full, 1), barriers_init(shared.empty, Tile::CONSUMERS);
-        barrier_init_fence();
     }
-    __syncthreads();
-    const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);
-    if (warpgroup == Tile::CONSUMERS) {
-        registers_decrease<Tile::Registers::PRODUCER>();
-        if (is_leader()) sm90_dq_produce<HS, CAUSAL>(shared, &q_map, &kv_map, &dout_map, &out_map, work);
-    } else {
-        registers_increase<Tile::Registers::CONSUMER>();
-        sm90_dq_consume<HS, CAUSAL>(shared, &dqkv_map, stats, out, lse, work, padded_T, warpgroup);
-    }
+    divide_block<Tile>(
+        [&] { if (is_leader()) sm90_dq_produce<HS, CAUSAL>(shared, &q_map, &kv_map, &dout_map, &out_map, work); },
+        [&](int consumer) { sm90_dq_consume<HS, CAUSAL>(shared, &dqkv_map, stats, out, lse, work, padded_T, consumer); });
 }
 
 // ----------------------------------------------------------------------------
@@ -861,17 +859,10 @@ static __global__ __launch_bounds__(Sm90Dkdv<HS>::Registers::THREADS, 1) void at
     if (threadIdx.x == 0) {
         barriers_init(shared.kv_full, 1), barriers_init(shared.kv_empty, Tile::CONSUMERS);
         barriers_init(shared.q_full, 1), barriers_init(shared.dout_full, 1), barriers_init(shared.empty, Tile::CONSUMERS);
-        barrier_init_fence();
     }
-    __syncthreads();
-    const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);
-    if (warpgroup == Tile::CONSUMERS) {
-        registers_decrease<Tile::Registers::PRODUCER>();
-        if (is_leader()) sm90_dkdv_produce<HS, CAUSAL>(shared, &kv_map, &q_map, &dout_map, stats, work, padded_T);
-    } else {
-        registers_increase<Tile::Registers::CONSUMER>();
-        sm90_dkdv_consume<HS, CAUSAL>(shared, &dqkv_map, work, warpgroup);
-    }
+    divide_block<Tile>(
+        [&] { if (is_leader()) sm90_dkdv_produce<HS, CAUSAL>(shared, &kv_map, &q_map, &dout_map, stats, work, padded_T); },
+        [&](int consumer) { sm90_dkdv_consume<HS, CAUSAL>(shared, &dqkv_map, work, consumer); });
 }
 
 // ----------------------------------------------------------------------------
@@ -1163,19 +1154,14 @@ static __global__ __launch_bounds__(Sm90OnePass<HS>::Registers::THREADS, 1) void
         barriers_init(shared.kv_full, 1), barriers_init(shared.kv_empty, 2 * Tile::CONSUMERS);
         barriers_init(shared.q_full, 1), barriers_init(shared.dout_full, 1), barriers_init(shared.empty, Tile::CONSUMERS);
         barriers_init(shared.dq_full, 1), barriers_init(shared.dq_empty, 1);
-        barrier_init_fence();
     }
-    __syncthreads();
-    const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);
-    if (warpgroup == Tile::CONSUMERS) {
-        registers_decrease<Tile::Registers::PRODUCER>();
-        if (is_leader()) sm90_one_pass_produce<HS>(shared, &kv_map, &q_map, &dout_map, stats, work, padded_T);
-        else if (threadIdx.x % 128 == 32) sm90_one_pass_add<HS>(shared, sums, work, 0);
-        else if (threadIdx.x % 128 == 64) sm90_one_pass_add<HS>(shared, sums, work, 1);
-    } else {
-        registers_increase<Tile::Registers::CONSUMER>();
-        sm90_one_pass_consume<HS>(shared, &dqkv_map, dqkv, sums, work, warpgroup);
-    }
+    divide_block<Tile>(
+        [&] {
+            if (is_leader()) sm90_one_pass_produce<HS>(shared, &kv_map, &q_map, &dout_map, stats, work, padded_T);
+            else if (threadIdx.x % 128 == 32) sm90_one_pass_add<HS>(shared, sums, work, 0);
+            else if (threadIdx.x % 128 == 64) sm90_one_pass_add<HS>(shared, sums, work, 1);
+        },
+        [&](int consumer) { sm90_one_pass_consume<HS>(shared, &dqkv_map, dqkv, sums, work, consumer); });
 }
 
 // stats as the two passes have them; sums are not initialized.

@@ -93,6 +93,8 @@ $(VARIANT)/%.o: dev/attention/%.cu $(ATTENTION_HEADERS) $(VARIANT)/flags
 	$(CC) $(CUDA_FLAGS) -c $< -o $@
 $(VARIANT)/attention-cpu: $(ATTENTION:%=$(VARIANT)/%.o)
 	$(CC) $(FLAGS) $^ -o $@ $(CUDA_LIBS)
+$(VARIANT)/attention-late: dev/attention/trainer.cu $(VARIANT)/main.o $(ATTENTION_HEADERS) $(VARIANT)/flags
+	$(CC) $(CUDA_FLAGS) -include dev/attention/late.h $< -x none $(VARIANT)/main.o -o $@ $(CUDA_LIBS)
 $(VARIANT)/test_cuda_on_cpu $(VARIANT)/test_hopper: $(VARIANT)/%: dev/%.cu $(CUDA_HEADERS) dev/planted.h tests/frame.h $(VARIANT)/flags
 	$(CC) $(CUDA_FLAGS) $< -o $@ $(CUDA_LIBS)
 build/nvcc/test_hopper: dev/test_hopper.cu $(CUDA_HEADERS) tests/frame.h build/nvcc/flags
@@ -104,17 +106,19 @@ build/nvcc/%.o: dev/attention/%.cu $(ATTENTION_HEADERS) build/nvcc/flags
 	$(NVCC) $(NVCC_FLAGS) -c $< -o $@
 build/nvcc/attention: $(ATTENTION:%=build/nvcc/%.o)
 	$(NVCC) $^ -o $@ -Xcompiler -fopenmp -lcublas
+build/nvcc/attention-late: dev/attention/trainer.cu build/nvcc/main.o $(ATTENTION_HEADERS) build/nvcc/flags
+	$(NVCC) $(NVCC_FLAGS) -include dev/attention/late.h $< build/nvcc/main.o -o $@ -lcublas
 
 # The GPU trainer; and, for tests, the same on the CPU.
-build/nvcc/train_gpt2cu: train_gpt2.cu attention.cuh $(CUDA_HEADERS) build/nvcc/flags
+build/nvcc/train_gpt2cu: train_gpt2.cu attention.cuh attention_sm90.cuh $(CUDA_HEADERS) build/nvcc/flags
 	$(NVCC) $(NVCC_FLAGS) $< -o $@ -lcublasLt
-$(VARIANT)/train_gpt2cu-cpu: train_gpt2.cu attention.cuh $(CUDA_HEADERS) $(VARIANT)/flags
+$(VARIANT)/train_gpt2cu-cpu: train_gpt2.cu attention.cuh attention_sm90.cuh $(CUDA_HEADERS) $(VARIANT)/flags
 	$(CC) $(CUDA_FLAGS) $< -o $@ $(CUDA_LIBS)
 # The GPU trainer's test, on the CPU and on a GPU, beside train_gpt2.c, which is C.
 $(VARIANT)/reference.o build/nvcc/reference.o: tests/reference.c tests/reference.h train_gpt2.c $(HEADERS) $(VARIANT)/flags
 	@mkdir -p $(@D)
 	$(CC) $(FLAGS) -I. -c $< -o $@
-TEST_GPT2CU := test_gpt2.cu train_gpt2.cu attention.cuh tests/frame.h tests/reference.h $(CUDA_HEADERS)
+TEST_GPT2CU := test_gpt2.cu train_gpt2.cu attention.cuh attention_sm90.cuh tests/frame.h tests/reference.h $(CUDA_HEADERS)
 $(VARIANT)/test_gpt2cu: $(TEST_GPT2CU) $(VARIANT)/reference.o $(VARIANT)/flags
 	$(CC) $(CUDA_FLAGS) $< -x none $(VARIANT)/reference.o -o $@ $(CUDA_LIBS)
 build/nvcc/test_gpt2cu: $(TEST_GPT2CU) build/nvcc/reference.o build/nvcc/flags

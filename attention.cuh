@@ -2,9 +2,12 @@
 // This is what train_gpt2.cu calls in every layer.
 //
 //   if (!attention_supports(HS)) die_of_failure();
-//   cudaMalloc(&workspace, attention_workspace_bytes(B, T, NH));    // one for all layers
-//   attention_forward(out, lse, qkv, B, T, NH, HS, true, stream);   // keep qkv, out and lse for the backward
+//   cudaMalloc(&workspace, attention_workspace_bytes(B, T, NH, HS, true));     // one for all layers
+//   attention_forward(out, lse, qkv, workspace, B, T, NH, HS, true, stream);   // keep qkv, out and lse for the backward
 //   attention_backward(dqkv, dout, qkv, out, lse, workspace, B, T, NH, HS, true, stream);
+//
+// Hopper GPUs have kernels of their own for head sizes 64 and 128, in attention_sm90.cuh. Here are those for all others, and at the
+// end the functions that choose.
 //
 // The algorithm is FlashAttention's (Dao et al. 2022: scores exist tile by tile only, by an online softmax, and are computed again
 // in the backward) with FlashAttention-2's division of work (Dao 2023: a thread block per block of queries, whole rows per warp):
@@ -32,8 +35,7 @@
 
 #include <assert.h>
 
-#include "gpt/cuda.cuh"
-#include "gpt/tile.cuh"
+#include "attention_sm90.cuh"
 
 // Rows of lse and delta in the workspace are padded to a multiple of this, so that tiles of them need no bounds.
 enum { ATTENTION_PAD = 128 };
@@ -81,11 +83,6 @@ static inline bool attention_supports(int HS) {
         return fail("attention with head size %d needs %d KiB of shared memory a block, and this GPU has %d; a smaller head size "
                     "needs less", HS, (bytes + 1023) / 1024, limit / 1024);
     return true;
-}
-
-// Bytes of device memory that attention_backward() needs beside its tensors, whatever HS is; nothing is kept there between calls.
-static inline size_t attention_workspace_bytes(int B, int T, int NH) {
-    return (size_t)B * NH * attention_padded(T) * 2 * sizeof(float);  // lse and delta of each row
 }
 
 // ----------------------------------------------------------------------------
@@ -203,17 +200,6 @@ static void attention_forward_of(bf16 *out, float *lse, const bf16 *qkv, int B, 
     auto kernel = causal ? attention_forward_kernel<HS, true> : attention_forward_kernel<HS, false>;
     LAUNCH(kernel, attention_grid(B, T, NH, Tile::ROWS), Tile::THREADS, Tile::FORWARD_BYTES, stream, out, lse, qkv, T, NH,
            LOG2_E / sqrtf((float)HS));
-}
-
-// out (B, T, NH, HS) = softmax(Q Kᵀ / sqrt(HS)) V for each batch element and head, and the natural logarithm of each softmax's
-// denominator, lse (B, NH, T), from qkv (B, T, 3, NH, HS), where Q, K and V are at 0, 1 and 2. Causal: a position sees those up to
-// its own; else all. Any sizes from 1 on, but for HS, which attention_supports() has to have accepted. All in device memory,
-// contiguous, at multiples of 16 bytes, none overlapping another. Asynchronous on the stream; ends the program if the launch fails.
-static inline void attention_forward(bf16 *out, float *lse, const bf16 *qkv, int B, int T, int NH, int HS, bool causal,
-                                     cudaStream_t stream) {
-    assert(HS == 32 || HS == 64 || HS == 128);
-    auto forward = HS == 32 ? attention_forward_of<32> : HS == 64 ? attention_forward_of<64> : attention_forward_of<128>;
-    forward(out, lse, qkv, B, T, NH, causal, stream);
 }
 
 // ----------------------------------------------------------------------------
@@ -407,26 +393,79 @@ static __global__ __launch_bounds__(AttentionTiles<HS>::THREADS, 2) void attenti
 }
 
 template <int HS>
+static void attention_stats_of(float *stats, const bf16 *dout, const bf16 *out, const float *lse, int B, int T, int padded_T, int NH,
+                               cudaStream_t stream) {
+    using Tile = AttentionTiles<HS>;
+    LAUNCH(attention_stats_kernel<HS>, attention_grid(B, padded_T, NH, Tile::STATS_ROWS), Tile::STATS_THREADS, 0, stream, stats,
+           dout, out, lse, T, padded_T, NH);
+}
+
+template <int HS>
 static void attention_backward_of(bf16 *dqkv, const bf16 *dout, const bf16 *qkv, const bf16 *out, const float *lse, float *stats,
                                   int B, int T, int NH, bool causal, cudaStream_t stream) {
     using Tile = AttentionTiles<HS>;
     const int padded_T = (int)attention_padded(T);
-    const unsigned grid = attention_grid(B, T, NH, Tile::OWN), stats_grid = attention_grid(B, padded_T, NH, Tile::STATS_ROWS);
+    const unsigned grid = attention_grid(B, T, NH, Tile::OWN);
     const float scale = 1.0f / sqrtf((float)HS);
-    LAUNCH(attention_stats_kernel<HS>, stats_grid, Tile::STATS_THREADS, 0, stream, stats, dout, out, lse, T, padded_T, NH);
+    attention_stats_of<HS>(stats, dout, out, lse, B, T, padded_T, NH, stream);
     auto dq = causal ? attention_backward_dq_kernel<HS, true> : attention_backward_dq_kernel<HS, false>;
     LAUNCH(dq, grid, Tile::THREADS, Tile::BACKWARD_BYTES, stream, dqkv, dout, qkv, stats, T, padded_T, NH, scale);
     auto dkdv = causal ? attention_backward_dkdv_kernel<HS, true> : attention_backward_dkdv_kernel<HS, false>;
     LAUNCH(dkdv, grid, Tile::THREADS, Tile::BACKWARD_BYTES, stream, dqkv, dout, qkv, stats, T, padded_T, NH, scale);
 }
 
+template <int HS>
+static void attention_backward_on_sm90(bf16 *dqkv, const bf16 *dout, const bf16 *qkv, const bf16 *out, const float *lse, void *memory,
+                                       int B, int T, int NH, bool causal, cudaStream_t stream) {
+    const Sm90Workspace workspace = sm90_workspace<HS>(memory, B, T, NH);
+    attention_stats_of<HS>(workspace.stats, dout, out, lse, B, T, workspace.padded_T, NH, stream);
+    attention_sm90_backward_of<HS>(dqkv, dout, qkv, workspace, B, T, NH, causal, stream);
+}
+
+// ----------------------------------------------------------------------------
+// What the trainer calls
+
+static inline bool attention_uses_sm90(int HS) {
+    static const bool available = hopper_available();
+    return available && (HS == 64 || HS == 128);
+}
+
+// Bytes of device memory that attention_forward() and, if wanted, attention_backward() need beside their tensors on the current
+// device. Nothing is kept there between calls.
+static inline size_t attention_workspace_bytes(int B, int T, int NH, int HS, bool backward) {
+    if (!backward) return sizeof(unsigned);
+    if (!attention_uses_sm90(HS)) return (size_t)B * NH * attention_padded(T) * 2 * sizeof(float);  // lse and delta of each row
+    return (HS == 64 ? sm90_workspace<64> : sm90_workspace<128>)(NULL, B, T, NH).bytes;
+}
+
+// out (B, T, NH, HS) = softmax(Q Kᵀ / sqrt(HS)) V for each batch element and head, and the natural logarithm of each softmax's
+// denominator, lse (B, NH, T), from qkv (B, T, 3, NH, HS), where Q, K and V are at 0, 1 and 2. Causal: a position sees those up to
+// its own; else all. Any sizes from 1 on, but for HS, which attention_supports() has to have accepted. All in device memory,
+// contiguous, at multiples of 16 bytes, none overlapping another. Asynchronous on the stream; ends the program if the launch fails.
+static inline void attention_forward(bf16 *out, float *lse, const bf16 *qkv, void *workspace, int B, int T, int NH, int HS,
+                                     bool causal, cudaStream_t stream) {
+    assert(HS == 32 || HS == 64 || HS == 128);
+    if (attention_uses_sm90(HS)) {
+        auto forward = HS == 64 ? attention_sm90_forward_of<64> : attention_sm90_forward_of<128>;
+        forward(out, lse, qkv, workspace, B, T, NH, causal, stream);
+    } else {
+        auto forward = HS == 32 ? attention_forward_of<32> : HS == 64 ? attention_forward_of<64> : attention_forward_of<128>;
+        forward(out, lse, qkv, B, T, NH, causal, stream);
+    }
+}
+
 // dqkv (B, T, 3, NH, HS), every element of which it writes, from dout (B, T, NH, HS) and from what attention_forward() read and
-// wrote. The workspace has attention_workspace_bytes(). Sizes, memory and errors as there; asynchronous on the stream.
+// wrote. Sizes, memory and errors as there; asynchronous on the stream.
 static inline void attention_backward(bf16 *dqkv, const bf16 *dout, const bf16 *qkv, const bf16 *out, const float *lse,
                                       void *workspace, int B, int T, int NH, int HS, bool causal, cudaStream_t stream) {
     assert(HS == 32 || HS == 64 || HS == 128);
-    auto backward = HS == 32 ? attention_backward_of<32> : HS == 64 ? attention_backward_of<64> : attention_backward_of<128>;
-    backward(dqkv, dout, qkv, out, lse, (float *)workspace, B, T, NH, causal, stream);
+    if (attention_uses_sm90(HS)) {
+        auto backward = HS == 64 ? attention_backward_on_sm90<64> : attention_backward_on_sm90<128>;
+        backward(dqkv, dout, qkv, out, lse, workspace, B, T, NH, causal, stream);
+    } else {
+        auto backward = HS == 32 ? attention_backward_of<32> : HS == 64 ? attention_backward_of<64> : attention_backward_of<128>;
+        backward(dqkv, dout, qkv, out, lse, (float *)workspace, B, T, NH, causal, stream);
+    }
 }
 
 #endif

@@ -803,12 +803,14 @@ static size_t model_layout(Model *m, unsigned char *base) {
     group(ACTIVATIONS);
 
     arena_take(&arena, &m->losses, N);
-    arena_take(&arena, &m->logits, (size_t)m->head_rows * m->Vp);
+    const size_t attention_bytes = attention_workspace_bytes(m->B, m->config.seq, m->config.heads, (int)C / m->config.heads, m->training);
+    const size_t logits = (size_t)m->head_rows * m->Vp;
+    arena_take(&arena, &m->logits, logits * sizeof(bf16) > attention_bytes ? logits : attention_bytes / sizeof(bf16));
+    m->attention_space = m->logits;  // where there is attention, there are no logits
     arena_batch(&arena, &m->batches[0], N);
     if (m->training) {
         arena_batch(&arena, &m->batches[1], N);
         arena_take(&arena, &m->dx, N * C), arena_take(&arena, &m->dc, N * C), arena_take(&arena, &m->d4c, N * 4 * C);
-        arena_take(&arena, (unsigned char **)&m->attention_space, attention_workspace_bytes(m->B, m->config.seq, m->config.heads));
         arena_take(&arena, &m->partials, SUM_BLOCKS * 4 * C);  // which is more than LAYERNORM_BLOCKS * 3 * C
         arena_take(&arena, &m->norms, NORM_BLOCKS);
         arena_take(&arena, &m->update, 1);
@@ -994,7 +996,7 @@ static void model_forward(Model *m, const int *tokens, int B, int T) {
         const LayerActivations *a = &m->acts[l];
         layernorm_forward(a->ln1, a->mean1, a->rstd1, x, w->ln1_w, w->ln1_b, N, C);
         matmul(a->qkv, a->ln1, false, w->qkv_w, false, N, 3 * C, C, w->qkv_b);
-        attention_forward(a->att, a->lse, a->qkv, B, T, NH, HS, true, gpu.stream);
+        attention_forward(a->att, a->lse, a->qkv, m->attention_space, B, T, NH, HS, true, gpu.stream);
         matmul(a->res_att, a->att, false, w->proj_w, false, N, C, C, w->proj_b, x);
         layernorm_forward(a->ln2, a->mean2, a->rstd2, a->res_att, w->ln2_w, w->ln2_b, N, C);
         matmul(a->fc, a->ln2, false, w->fc_w, false, N, 4 * C, C, w->fc_b);

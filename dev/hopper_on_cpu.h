@@ -547,6 +547,7 @@ inline void bulk_load(void *to, const void *from, unsigned bytes, Barrier *barri
 }
 inline void tensor_prefetch(const TensorMap *, int, int, int, int) {}
 inline void tensor_store(const TensorMap *map, const void *from, int column, int row, int slot, int batch) {
+    if (row < 0) cuda_on_cpu::stop("a store by a tensor map to row %d: GPUs do not take rows below 0", row);
     unsigned char *slab = (unsigned char *)from;
     const unsigned thread = cuda_on_cpu::thread_number(), group = cuda_on_cpu::hopper().threads[thread].stores;
     cuda_on_cpu::start_transfer({*map, column, row, slot, batch, slab, map->rows * 128u, NULL, NULL, thread, group, true}, 1024);
@@ -579,7 +580,6 @@ template <int N> inline void registers_increase(void) {
 }
 template <int N> inline void registers_decrease(void) { registers_increase<N>(); }
 template <typename T, int N> inline void registers_settled(T (&)[N]) {}
-inline void keep_behind(float) {}
 
 // Shared memory's addresses are counted from the start of its dynamic part, where all slabs have to be.
 inline uint64_t matrix_descriptor(const void *tile, unsigned leading_bytes, unsigned stride_bytes) {

@@ -105,7 +105,8 @@ DEVICE void tensor_prefetch(const TensorMap *map, int column, int row, int slot,
                :: "l"(map), "r"(column), "r"(row), "r"(slot), "r"(batch) : "memory");
 }
 
-// Starts to copy a slab to the tensor; what would lie outside of it is left out.
+// Starts to copy a slab to the tensor; what would lie beyond its end is left out. A row below 0, which the manual allows, is an
+// illegal instruction to an H200.
 DEVICE void tensor_store(const TensorMap *map, const void *from, int column, int row, int slot, int batch) {
     HOPPER_PTX("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];"
                :: "l"(map), "r"(shared_address(from)), "r"(column), "r"(row), "r"(slot), "r"(batch) : "memory");
@@ -191,15 +192,6 @@ template <int N> DEVICE void registers_settled(uint32_t (&registers)[N][4]) {
     for (int i = 0; i < N; i++) registers_settled(registers[i]);
 }
 
-// Keeps the waits that follow behind the arithmetic before, of which x is a result. ptxas knows that it may not touch a product's
-// registers before the wait, but moves the wait itself up, past arithmetic that was to go on beside the product. It does not
-// move it past this branch, which is not taken: no arithmetic makes a NaN of these bits.
-DEVICE void keep_behind(float x) {
-    HOPPER_PTX("{\n.reg .pred impossible;\n"
-               "setp.eq.u32 impossible, %0, 0xffffffff;\n"
-               "@impossible nanosleep.u32 1;\n}" :: "r"(__float_as_uint(x)) : "memory");
-}
-
 // wgmma<A_TRANSPOSED, B_TRANSPOSED>(d, a, b, accumulate) and, with A in registers, wgmma_registers<B_TRANSPOSED>(d, a, b,
 // accumulate). N, which is twice the size of d, is 64 or 128. ("wgmma.mma_async")
 //
@@ -232,6 +224,32 @@ DEFINE_WGMMA(128, 64, 64, 65, 66, 67, 68, 69, 70)
 #include "dev/hopper_on_cpu.h"
 #endif
 
+// Is the current device such a GPU, and does this program have code for it? If not, false after fail("why").
+#ifdef __CUDACC__
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+static __global__ __launch_bounds__(64) void hopper_probe(void) {}  // tells by its bound for what it was compiled
+#else
+static __global__ __launch_bounds__(32) void hopper_probe(void) {}
+#endif
+#endif
+static inline bool hopper_available(void) {
+    const int SHARED = 227 * 1024;  // bytes a thread block can have
+    int device, major, minor, shared;
+    if (cudaGetDevice(&device) != cudaSuccess) return fail("there is no GPU");
+    CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
+    CUDA_CHECK(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device));
+    CUDA_CHECK(cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
+    if (major != 9 || minor != 0) return fail("this needs a GPU of compute capability 9.0, and this one has %d.%d", major, minor);
+    if (shared < SHARED) return fail("this needs %d KiB of shared memory a block, and this GPU has %d", SHARED / 1024, shared / 1024);
+#ifdef __CUDACC__
+    cudaFuncAttributes attributes;
+    CUDA_CHECK(cudaFuncGetAttributes(&attributes, hopper_probe));
+    if (attributes.maxThreadsPerBlock != 64)
+        return fail("this needs code for compute capability 9.0a, which this program was built without; build it with GPU=9.0a");
+#endif
+    return true;
+}
+
 // ----------------------------------------------------------------------------
 // Pipelines and products of tiles, as the attention kernels have them
 
@@ -243,6 +261,7 @@ template <int N> struct Ring {
     __device__ __forceinline__ void advance(void) {
         if (++place == N) place = 0, parity ^= 1;
     }
+    __device__ __forceinline__ int before(void) const { return (place == 0 ? N : place) - 1; }  // the place before this one
 };
 
 // Columns 16 k to 16 k + 15 of a result D, rounded to bf16, as A in registers: each lane has what it needs.
@@ -251,26 +270,26 @@ template <int N> DEVICE void pack_left(uint32_t (&a)[4], const float (&d)[N], in
     for (int i = 0; i < 4; i++) a[i] = pack_bf16(d[8 * k + 2 * i], d[8 * k + 2 * i + 1]);
 }
 
-// Starts D = A Bᵀ, a group of its own: 64 rows of a tile of COLS columns by N rows of another, whose slabs have a_rows and b_rows
+// Starts D = A Bᵀ, or with ADD D += A Bᵀ, a group of its own: 64 rows of a tile of COLS columns by N rows of another, whose slabs have a_rows and b_rows
 // rows; or with A in registers.
-template <int COLS, int HALF>
+template <int COLS, bool ADD = false, int HALF>
 DEVICE void start_product_abt(float (&d)[HALF], const bf16 *a, int a_rows, const bf16 *b, int b_rows) {
     registers_settled(d);
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < COLS / 16; k++)
         wgmma<false, false>(d, matrix_descriptor(a + k / 4 * a_rows * 64, 0, 1024) + k % 4 * NEXT_K,
-                            matrix_descriptor(b + k / 4 * b_rows * 64, 0, 1024) + k % 4 * NEXT_K, k > 0);
+                            matrix_descriptor(b + k / 4 * b_rows * 64, 0, 1024) + k % 4 * NEXT_K, ADD || k > 0);
     wgmma_commit();
 }
-template <int COLS, int HALF>
+template <int COLS, bool ADD = false, int HALF>
 DEVICE void start_product_abt(float (&d)[HALF], uint32_t (&a)[COLS / 16][4], const bf16 *b, int b_rows) {
     registers_settled(d);
     registers_settled(a);
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < COLS / 16; k++)
-        wgmma_registers<false>(d, a[k], matrix_descriptor(b + k / 4 * b_rows * 64, 0, 1024) + k % 4 * NEXT_K, k > 0);
+        wgmma_registers<false>(d, a[k], matrix_descriptor(b + k / 4 * b_rows * 64, 0, 1024) + k % 4 * NEXT_K, ADD || k > 0);
     wgmma_commit();
 }
 

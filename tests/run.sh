@@ -63,14 +63,18 @@ with_nvcc() {
         skip "on a GPU" "there is none"
         return
     fi
-    build "nvcc" build/nvcc/{attention,train_gpt2cu,test_gpt2cu,test_hopper} build/cc/train_gpt2 build/cc/attention-cpu
+    build "nvcc" build/nvcc/{attention,attention-late,train_gpt2cu,test_gpt2cu,test_hopper} build/cc/train_gpt2 build/cc/attention-cpu
     suite "Hopper's instructions on the GPU" build/nvcc/test_hopper
     suite "attention on the GPU" build/nvcc/attention test
+    for part in 'T 129 ' 'T 1000 ' 'T 2048 '; do
+        suite "30 runs of attention on the GPU, with delays" env TEST_RUNS=30 build/nvcc/attention-late test trainer "$part"
+    done
     suite "the trainer's numbers on the GPU" build/nvcc/test_gpt2cu
     suite "the trainer's command line on the GPU" tests/test_train_gpt2cu.sh build/nvcc/train_gpt2cu build/cc/train_gpt2
     local sanitizer
     sanitizer=$(command -v compute-sanitizer || echo /usr/local/cuda/bin/compute-sanitizer)
     if [ ! -x "$sanitizer" ]; then skip "compute-sanitizer" "it is not installed"; return; fi
+    check "memcheck finds nothing in attention" "$sanitizer" --tool memcheck --error-exitcode 9 build/nvcc/attention test trainer 'T 129 '
     check "memcheck finds nothing" env TEST_SMALL=1 "$sanitizer" --tool memcheck --error-exitcode 9 build/nvcc/test_gpt2cu
     check "racecheck finds nothing in training" env TEST_SMALL=1 "$sanitizer" --tool racecheck --error-exitcode 9 build/nvcc/test_gpt2cu \
         training_as_pytorch
@@ -98,7 +102,7 @@ if [ "$only" = all ]; then
         suite "host library, $compiler" "$v/test_host"
         suite "numbers, $compiler, own matrix products" "$v/test_gpt2"
         able "$compiler" -x c++ -lstdc++ || { skip "CUDA on the CPU, $compiler" "it has no C++ here"; continue; }
-        build "$compiler, CUDA on the CPU" CC="$compiler" BLAS=0 "$v"/{test_cuda_on_cpu,test_hopper,attention-cpu,exercises,exercises-solved,test_gpt2cu,train_gpt2cu-cpu}
+        build "$compiler, CUDA on the CPU" CC="$compiler" BLAS=0 "$v"/{test_cuda_on_cpu,test_hopper,attention-cpu,attention-late,exercises,exercises-solved,test_gpt2cu,train_gpt2cu-cpu}
         suite "CUDA on the CPU, $compiler" "$v/test_cuda_on_cpu"
         for order in 1 2 3; do  # of the threads, and speed of copies and products
             suite "Hopper's instructions on the CPU, $compiler, order $order" env CUDA_ON_CPU_SEED=$order "$v/test_hopper"
@@ -130,7 +134,10 @@ if [ "$only" = all ]; then
         suite "attention's command line, and the exercises" tests/test_attention.sh "build/$first-own"
         for order in 1 2 3; do  # of the threads
             suite "attention on the CPU, order $order" env CUDA_ON_CPU_SEED=$order "build/$first-own/attention-cpu" test
+            suite "attention on the CPU with delays, order $order" env CUDA_ON_CPU_SEED=$order TEST_RUNS=5 \
+                "build/$first-own/attention-late" test trainer 'T 200'
         done
+        suite "attention on the CPU as on GPUs before Hopper" env CUDA_ON_CPU_CAPABILITY=8.0 "build/$first-own/attention-cpu" test trainer
     else
         skip "attention on the CPU" "it was not built"
     fi
@@ -170,7 +177,7 @@ sanitized=${compilers# } sanitized=${sanitized%% *}  # of two compilers the firs
 v=build/$sanitized-own-address
 if [ -n "$sanitized" ] && able "$sanitized" -x c++ -fsanitize=address -lstdc++; then
     build "$sanitized, attention, address sanitizer" CC="$sanitized" SANITIZE=address VARIANT="$v" "$v/attention-cpu"
-    for variant in naive sm90 sm90_late v1 v2 v3 trainer; do
+    for variant in naive v1 v2 v3 trainer; do
         for part in 'T 1 ' 'T 7 ' 'T 129 '; do
             suite "attention on the CPU, $sanitized, address sanitizer" "$v/attention-cpu" test "$variant" "$part"
         done

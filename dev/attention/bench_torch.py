@@ -23,7 +23,8 @@ def measure(backend, B, T, NH, HS):
 
 
 shapes = [tuple(int(n) for n in sys.argv[1:5])] if len(sys.argv) == 5 else [
-    (64, 1024, 12, 64), (16, 1024, 32, 64), (8, 2048, 32, 64), (4, 4096, 32, 64), (1, 16384, 32, 64)]
+    (64, 1024, 12, 64), (16, 1024, 32, 64), (8, 2048, 32, 64), (4, 4096, 32, 64), (1, 16384, 32, 64),
+    (16, 1024, 16, 128), (4, 4096, 16, 128), (1, 16384, 16, 128)]
 print(f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}")
 print(" B      T NH  HS  backend           fwd ms    bwd ms  fwd TF/s  bwd TF/s")
 for B, T, NH, HS in shapes:

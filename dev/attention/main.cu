@@ -4,6 +4,7 @@
 //   ./attention test                                 every variant against attention in double precision
 //   ./attention test v2 "T 129"                      one variant, and only the cases with this in their name
 //   TEST_SEED=7 ./attention test                     with the inputs of a run that printed this seed
+//   TEST_RUNS=30 ./attention test trainer            are all of 30 runs the same to the bit? (of 2, without it)
 //   ./attention bench                                the usual shapes
 //   ./attention bench v2 8 2048 32 64 --full --json  one variant (beside naive), one shape B T NH HS, without a causal mask
 //
@@ -120,6 +121,14 @@ struct Tensors {
     }
 };
 
+static int parse_size(const char *name, const char *text) {
+    char *end;
+    long value = strtol(text, &end, 10);
+    if (end == text || *end || value < 1 || value > INT32_MAX)
+        die("%s is %s; expected a whole number from 1 to %d", name, text, INT32_MAX);
+    return (int)value;
+}
+
 // ----------------------------------------------------------------------------
 // attention test
 
@@ -127,8 +136,8 @@ template <class X> static bool same_bits(const std::vector<X> &a, const std::vec
     return !memcmp(a.data(), b.data(), a.size() * sizeof(X));
 }
 
-// Runs a variant twice and checks all it must hold to. True with a note on the errors, or false after fail().
-static bool passes(const Variant &v, const Inputs &in, const Reference &ref, std::string &note) {
+// Runs a variant twice, or `runs` times, and checks all it must hold to. True with a note on the errors, or false after fail().
+static bool passes(const Variant &v, const Inputs &in, const Reference &ref, int runs, std::string &note) {
     Tensors t(v, in);
     Outputs first, second;
     auto poison = [&] { for (Buffer *b : {&t.out, &t.lse, &t.dqkv, &t.workspace}) b->poison(); };
@@ -164,6 +173,14 @@ static bool passes(const Variant &v, const Inputs &in, const Reference &ref, std
     if (!same_bits(first.out, second.out)) return fail("out has other bits in a second run, or backward changed it");
     if (!same_bits(first.lse, second.lse)) return fail("lse has other bits in a second run, or backward changed it");
     if (!same_bits(first.dqkv, second.dqkv)) return fail("dqkv has other bits in a second run");
+    for (int run = 3; run <= runs; run++) {
+        poison();
+        t.forward(v);
+        t.backward(v);
+        t.out.download(second.out), t.lse.download(second.lse), t.dqkv.download(second.dqkv);
+        if (!same_bits(first.out, second.out) || !same_bits(first.lse, second.lse) || !same_bits(first.dqkv, second.dqkv))
+            return fail("out, lse or dqkv have other bits in run %d", run);
+    }
     return true;
 }
 
@@ -208,6 +225,8 @@ static int test(const Variant *only, const char *part) {
     char *end = NULL;
     uint64_t seed = given ? strtoull(given, &end, 0) : (uint64_t)time(NULL);
     if (given && (end == given || *end)) die("TEST_SEED is '%s'; expected a whole number, as a run prints it", given);
+    const char *const wanted_runs = getenv("TEST_RUNS");
+    const int runs = wanted_runs ? parse_size("TEST_RUNS", wanted_runs) : 2;
     printf("# TEST_SEED=%llu\n", (unsigned long long)seed);
     for (Case c : test_cases()) {
         std::string name = shape_name(c.s) + ", " + magnitude_names[c.magnitude];
@@ -243,7 +262,7 @@ static int test(const Variant *only, const char *part) {
                 }
             }
             std::string note;
-            bool ok = supported && passes(*v, in, ref, note);
+            bool ok = supported && passes(*v, in, ref, runs, note);
             if (ok) printf("ok - %s: %s: %sof the bound\n", v->name, name.c_str(), note.c_str());
             else printf("not ok - %s: %s: %s\n", v->name, name.c_str(), error_text);
             fflush(stdout);
@@ -480,14 +499,6 @@ static const Variant *find_variant(const char *name) {
     return found;
 }
 
-static int parse_size(const char *name, const char *text) {
-    char *end;
-    long value = strtol(text, &end, 10);
-    if (end == text || *end || value < 1 || value > INT32_MAX)
-        die("%s is %s; expected a whole number from 1 to %d", name, text, INT32_MAX);
-    return (int)value;
-}
-
 static bool looks_like_number(const char *text) { return text[strspn(text, "+-.")] >= '0' && text[strspn(text, "+-.")] <= '9'; }
 
 // Results that could not be written must not look like success.
@@ -533,7 +544,7 @@ int main(int argc, char **argv) {
     } else {
 #ifdef __CUDACC__
         shapes = {{64, 1024, 12, 64, !full}, {16, 1024, 32, 64, !full}, {8, 2048, 32, 64, !full}, {4, 4096, 32, 64, !full},
-                  {1, 16384, 32, 64, !full}, {16, 1024, 16, 128, !full}, {4, 4096, 16, 128, !full}};
+                  {1, 16384, 32, 64, !full}, {16, 1024, 16, 128, !full}, {4, 4096, 16, 128, !full}, {1, 16384, 16, 128, !full}};
 #else
         shapes = {{1, 256, 2, 64, !full}};
 #endif

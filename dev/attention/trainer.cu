@@ -6,10 +6,10 @@
 
 static bool supports(Shape s) { return attention_supports(s.HS); }
 
-static size_t workspace_bytes(Shape s) { return attention_workspace_bytes(s.B, s.T, s.NH); }
+static size_t workspace_bytes(Shape s) { return attention_workspace_bytes(s.B, s.T, s.NH, s.HS, true); }
 
-static void attention_forward(bf16 *out, float *lse, const bf16 *qkv, void *, Shape s, cudaStream_t stream) {
-    attention_forward(out, lse, qkv, s.B, s.T, s.NH, s.HS, s.causal, stream);
+static void attention_forward(bf16 *out, float *lse, const bf16 *qkv, void *workspace, Shape s, cudaStream_t stream) {
+    attention_forward(out, lse, qkv, workspace, s.B, s.T, s.NH, s.HS, s.causal, stream);
 }
 
 static void attention_backward(bf16 *dqkv, const bf16 *dout, const bf16 *qkv, const bf16 *out, const float *lse, void *workspace,

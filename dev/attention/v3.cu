@@ -182,16 +182,11 @@ template <int HS> static void forward(bf16 *out, float *lse, const bf16 *qkv, Sh
 // What the harness sees
 
 static bool supports(Shape s) {
-    int device, major, minor;
-    CUDA_CHECK(cudaGetDevice(&device));
-    CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
-    CUDA_CHECK(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device));
     if (s.HS != 64 && s.HS != 128) return fail("v3 has no kernels for head size %d; it has them for 64 and 128", s.HS);
-    if (major != 9 || minor != 0) return fail("v3 needs a GPU of compute capability 9.0, and this one has %d.%d", major, minor);
-    return has_tiles("v3", s, s.HS == 64 ? sizeof(Shared<64>) : sizeof(Shared<128>)) && attention_supports(s.HS);
+    return has_tiles("v3", s, s.HS == 64 ? sizeof(Shared<64>) : sizeof(Shared<128>)) && hopper_available();
 }
 
-static size_t workspace_bytes(Shape s) { return attention_workspace_bytes(s.B, s.T, s.NH); }
+static size_t workspace_bytes(Shape s) { return attention_workspace_bytes(s.B, s.T, s.NH, s.HS, true); }
 
 static void attention_forward(bf16 *out, float *lse, const bf16 *qkv, void *, Shape s, cudaStream_t stream) {
     s.HS == 64 ? forward<64>(out, lse, qkv, s, stream) : forward<128>(out, lse, qkv, s, stream);

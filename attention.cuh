@@ -23,13 +23,13 @@
 //                                                        Pᵀ = exp(K Qᵀ - lse); dV += Pᵀ dO
 //                                                        dSᵀ = Pᵀ ∘ (V dOᵀ - delta); dK += dSᵀ Q
 //
-// Blocks wait for nothing, and nothing is added up across them, so each run gives the same bits. (The paper's blocks add up dQ by
+// The blocks here wait for nothing, and nothing is added up across them, so each run gives the same bits. (The paper's blocks add up dQ by
 // atomic additions, in any order.) The price: the backward computes S and dP twice, 7 products instead of 5.
 //
-// It needs compute capability 8.0 or later, and up to 97 KiB of shared memory a block, which all such GPUs have.
+// They need compute capability 8.0 or later, and up to 97 KiB of shared memory a block, which all such GPUs have.
 //
 // dev/attention/README.md is the lesson on all this. dev/attention/v2.cu has the same kernels, to compare with others; `./attention
-// test trainer` tests this file, and `./attention bench` measures it beside them.
+// test trainer` tests this file, with ATTENTION_NO_SM90=1 also on a Hopper GPU, and `./attention bench` measures it beside them.
 #ifndef ATTENTION_CUH
 #define ATTENTION_CUH
 
@@ -425,13 +425,14 @@ static void attention_backward_on_sm90(bf16 *dqkv, const bf16 *dout, const bf16 
 // ----------------------------------------------------------------------------
 // What the trainer calls
 
+// Decided at the first call, for the device that is current then. With ATTENTION_NO_SM90 in the environment it never is.
 static inline bool attention_uses_sm90(int HS) {
-    static const bool available = hopper_available();
+    static const bool available = !getenv("ATTENTION_NO_SM90") && hopper_available();
     return available && (HS == 64 || HS == 128);
 }
 
-// Bytes of device memory that attention_forward() and, if wanted, attention_backward() need beside their tensors on the current
-// device. Nothing is kept there between calls.
+// Bytes of device memory, a multiple of 4, that attention_forward() and, if wanted, attention_backward() need beside their tensors.
+// Nothing is kept there between calls, but calls on two streams need one each.
 static inline size_t attention_workspace_bytes(int B, int T, int NH, int HS, bool backward) {
     if (!backward) return sizeof(unsigned);
     if (!attention_uses_sm90(HS)) return (size_t)B * NH * attention_padded(T) * 2 * sizeof(float);  // lse and delta of each row
@@ -440,7 +441,8 @@ static inline size_t attention_workspace_bytes(int B, int T, int NH, int HS, boo
 
 // out (B, T, NH, HS) = softmax(Q Kᵀ / sqrt(HS)) V for each batch element and head, and the natural logarithm of each softmax's
 // denominator, lse (B, NH, T), from qkv (B, T, 3, NH, HS), where Q, K and V are at 0, 1 and 2. Causal: a position sees those up to
-// its own; else all. Any sizes from 1 on, but for HS, which attention_supports() has to have accepted. All in device memory,
+// its own; else all. Any sizes from 1 on, but for HS, which attention_supports() has to have accepted; workspace has
+// attention_workspace_bytes(). All in device memory,
 // contiguous, at multiples of 16 bytes, none overlapping another. Asynchronous on the stream; ends the program if the launch fails.
 static inline void attention_forward(bf16 *out, float *lse, const bf16 *qkv, void *workspace, int B, int T, int NH, int HS,
                                      bool causal, cudaStream_t stream) {
@@ -455,7 +457,7 @@ static inline void attention_forward(bf16 *out, float *lse, const bf16 *qkv, voi
 }
 
 // dqkv (B, T, 3, NH, HS), every element of which it writes, from dout (B, T, NH, HS) and from what attention_forward() read and
-// wrote. Sizes, memory and errors as there; asynchronous on the stream.
+// wrote. The workspace has the bytes for a backward. Sizes, memory and errors as there; asynchronous on the stream.
 static inline void attention_backward(bf16 *dqkv, const bf16 *dout, const bf16 *qkv, const bf16 *out, const float *lse,
                                       void *workspace, int B, int T, int NH, int HS, bool causal, cudaStream_t stream) {
     assert(HS == 32 || HS == 64 || HS == 128);

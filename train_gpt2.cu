@@ -62,8 +62,9 @@ static bool gpu_start(char *name, size_t size) {
     cudaFuncAttributes attributes;  // of any kernel: is there code of it for this GPU?
     const cudaError_t code = cudaFuncGetAttributes(&attributes, attention_stats_kernel<64>);
     if (code == cudaErrorNoKernelImageForDevice || code == cudaErrorInvalidDeviceFunction)
-        return fail("this program was built for GPUs of compute capability %s, and %s has %d.%d; build it with make train_gpt2cu GPU=%d.%d",
-                    BUILT_FOR, device.name, device.major, device.minor, device.major, device.minor);
+        return fail("this program was built for GPUs of compute capability %s, and %s has %d.%d; build it with make train_gpt2cu "
+                    "GPU=%d.%d%s", BUILT_FOR, device.name, device.major, device.minor, device.major, device.minor,
+                    device.major == 9 ? "a" : "");
     CUDA_CHECK(code);
 #endif
     CUDA_CHECK(cudaStreamCreateWithFlags(&gpu.stream, cudaStreamNonBlocking));
@@ -737,11 +738,10 @@ struct Model {
     bf16 *lnf;                  // (N, C)
     float *meanf, *rstdf;       // (N)
     double *losses;             // (N)
-    bf16 *logits;               // (head_rows, Vp)
+    bf16 *logits;               // (head_rows, Vp); at other times what attention needs beside its tensors
     int head_rows;
     bf16 *dx;                   // (N, C): of the residual stream
     bf16 *dc, *d4c;             // (N, C), (N, 4C): of whatever is C or 4C wide inside a block; dqkv, 3C, too
-    void *attention_space;
     float *partials;            // (SUM_BLOCKS, 4C) or (LAYERNORM_BLOCKS, 3, C)
     double *norms;              // (NORM_BLOCKS)
     Update *update;
@@ -804,9 +804,8 @@ static size_t model_layout(Model *m, unsigned char *base) {
 
     arena_take(&arena, &m->losses, N);
     const size_t attention_bytes = attention_workspace_bytes(m->B, m->config.seq, m->config.heads, (int)C / m->config.heads, m->training);
-    const size_t logits = (size_t)m->head_rows * m->Vp;
-    arena_take(&arena, &m->logits, logits * sizeof(bf16) > attention_bytes ? logits : attention_bytes / sizeof(bf16));
-    m->attention_space = m->logits;  // where there is attention, there are no logits
+    const size_t logit_bytes = (size_t)m->head_rows * m->Vp * sizeof(bf16);
+    arena_take(&arena, (unsigned char **)&m->logits, logit_bytes > attention_bytes ? logit_bytes : attention_bytes);
     arena_batch(&arena, &m->batches[0], N);
     if (m->training) {
         arena_batch(&arena, &m->batches[1], N);
@@ -996,7 +995,7 @@ static void model_forward(Model *m, const int *tokens, int B, int T) {
         const LayerActivations *a = &m->acts[l];
         layernorm_forward(a->ln1, a->mean1, a->rstd1, x, w->ln1_w, w->ln1_b, N, C);
         matmul(a->qkv, a->ln1, false, w->qkv_w, false, N, 3 * C, C, w->qkv_b);
-        attention_forward(a->att, a->lse, a->qkv, m->attention_space, B, T, NH, HS, true, gpu.stream);
+        attention_forward(a->att, a->lse, a->qkv, m->logits, B, T, NH, HS, true, gpu.stream);
         matmul(a->res_att, a->att, false, w->proj_w, false, N, C, C, w->proj_b, x);
         layernorm_forward(a->ln2, a->mean2, a->rstd2, a->res_att, w->ln2_w, w->ln2_b, N, C);
         matmul(a->fc, a->ln2, false, w->fc_w, false, N, 4 * C, C, w->fc_b);
@@ -1046,7 +1045,7 @@ static void model_backward(Model *m, const DeviceBatch *batch, int distinct, int
 
         matmul(dc, dx, false, w->proj_w, true, N, C, C);
         matmul_gradient(g->proj_w, a->att, dx, C, C, N, add);
-        attention_backward(d4c, dc, a->qkv, a->att, a->lse, m->attention_space, B, T, NH, HS, true, gpu.stream);
+        attention_backward(d4c, dc, a->qkv, a->att, a->lse, m->logits, B, T, NH, HS, true, gpu.stream);
         bias_backward(g->qkv_b, d4c, m->partials, N, 3 * C, add);
         matmul(dc, d4c, false, w->qkv_w, true, N, C, 3 * C);
         if (m->recompute >= 2) layernorm_forward(a->ln1, a->mean1, a->rstd1, x, w->ln1_w, w->ln1_b, N, C);

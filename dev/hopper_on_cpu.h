@@ -545,7 +545,6 @@ inline void tensor_load(void *to, const TensorMap *map, Barrier *barrier, int co
 inline void bulk_load(void *to, const void *from, unsigned bytes, Barrier *barrier) {
     cuda_on_cpu::start_transfer({{}, 0, 0, 0, 0, (unsigned char *)to, bytes, from, barrier}, 16);
 }
-inline void tensor_prefetch(const TensorMap *, int, int, int, int) {}
 inline void tensor_store(const TensorMap *map, const void *from, int column, int row, int slot, int batch) {
     if (row < 0) cuda_on_cpu::stop("a store by a tensor map to row %d: GPUs do not take rows below 0", row);
     unsigned char *slab = (unsigned char *)from;

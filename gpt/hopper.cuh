@@ -99,12 +99,6 @@ DEVICE void tensor_load(void *to, const TensorMap *map, Barrier *barrier, int co
                : "memory");
 }
 
-// Starts to copy a box to the L2 cache.
-DEVICE void tensor_prefetch(const TensorMap *map, int column, int row, int slot, int batch) {
-    HOPPER_PTX("cp.async.bulk.prefetch.tensor.4d.L2.global.tile [%0, {%1, %2, %3, %4}];"
-               :: "l"(map), "r"(column), "r"(row), "r"(slot), "r"(batch) : "memory");
-}
-
 // Starts to copy a slab to the tensor; what would lie beyond its end is left out. A row below 0, which the manual allows, is an
 // illegal instruction to an H200.
 DEVICE void tensor_store(const TensorMap *map, const void *from, int column, int row, int slot, int batch) {
@@ -239,13 +233,13 @@ static inline bool hopper_available(void) {
     CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
     CUDA_CHECK(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device));
     CUDA_CHECK(cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
-    if (major != 9 || minor != 0) return fail("this needs a GPU of compute capability 9.0, and this one has %d.%d", major, minor);
-    if (shared < SHARED) return fail("this needs %d KiB of shared memory a block, and this GPU has %d", SHARED / 1024, shared / 1024);
+    if (major != 9 || minor != 0) return fail("the kernels for Hopper need compute capability 9.0, and this GPU has %d.%d", major, minor);
+    if (shared < SHARED) return fail("the kernels for Hopper need %d KiB of shared memory a block, and this GPU has %d", SHARED / 1024, shared / 1024);
 #ifdef __CUDACC__
     cudaFuncAttributes attributes;
     CUDA_CHECK(cudaFuncGetAttributes(&attributes, hopper_probe));
     if (attributes.maxThreadsPerBlock != 64)
-        return fail("this needs code for compute capability 9.0a, which this program was built without; build it with GPU=9.0a");
+        return fail("this program was built without the kernels for Hopper; build it with GPU=9.0a");
 #endif
     return true;
 }
@@ -270,8 +264,8 @@ template <int N> DEVICE void pack_left(uint32_t (&a)[4], const float (&d)[N], in
     for (int i = 0; i < 4; i++) a[i] = pack_bf16(d[8 * k + 2 * i], d[8 * k + 2 * i + 1]);
 }
 
-// Starts D = A Bᵀ, or with ADD D += A Bᵀ, a group of its own: 64 rows of a tile of COLS columns by N rows of another, whose slabs have a_rows and b_rows
-// rows; or with A in registers.
+// Starts D = A Bᵀ, or with ADD D += A Bᵀ, a group of its own: 64 rows of a tile of COLS columns by N rows of another, whose slabs have
+// a_rows and b_rows rows; or with A in registers.
 template <int COLS, bool ADD = false, int HALF>
 DEVICE void start_product_abt(float (&d)[HALF], const bf16 *a, int a_rows, const bf16 *b, int b_rows) {
     registers_settled(d);

@@ -66,6 +66,7 @@ with_nvcc() {
     build "nvcc" build/nvcc/{attention,attention-late,train_gpt2cu,test_gpt2cu,test_hopper} build/cc/train_gpt2 build/cc/attention-cpu
     suite "Hopper's instructions on the GPU" build/nvcc/test_hopper
     suite "attention on the GPU" build/nvcc/attention test
+    suite "attention on the GPU, without its kernels for Hopper" env ATTENTION_NO_SM90=1 build/nvcc/attention test trainer
     for part in 'T 129 ' 'T 1000 ' 'T 2048 '; do
         suite "30 runs of attention on the GPU, with delays" env TEST_RUNS=30 build/nvcc/attention-late test trainer "$part"
     done
@@ -134,8 +135,10 @@ if [ "$only" = all ]; then
         suite "attention's command line, and the exercises" tests/test_attention.sh "build/$first-own"
         for order in 1 2 3; do  # of the threads
             suite "attention on the CPU, order $order" env CUDA_ON_CPU_SEED=$order "build/$first-own/attention-cpu" test
-            suite "attention on the CPU with delays, order $order" env CUDA_ON_CPU_SEED=$order TEST_RUNS=5 \
-                "build/$first-own/attention-late" test trainer 'T 200'
+            for part in 'T 200 ' 'T 10'; do  # 1000 and 1024: three blocks and more add to dQ
+                suite "attention on the CPU with delays, order $order" env CUDA_ON_CPU_SEED=$order TEST_RUNS=5 \
+                    "build/$first-own/attention-late" test trainer "$part"
+            done
         done
         suite "attention on the CPU as on GPUs before Hopper" env CUDA_ON_CPU_CAPABILITY=8.0 "build/$first-own/attention-cpu" test trainer
     else

@@ -49,12 +49,12 @@ CUDA_ON_CPU_SHARED_KB=64 refused 'v2 needs [0-9]* KiB of shared memory a block f
 CUDA_ON_CPU_SHARED_KB=96 refused 'head size 128 needs 97 KiB of shared memory a block, and this GPU has 96' bench trainer 1 64 2 128
 CUDA_ON_CPU_SHARED_KB=64 refused 'v1 needs [0-9]* KiB of shared memory a block for head size 64, and this GPU has 64' bench v1 1 64 2 64
 CUDA_ON_CPU_SHARED_KB=99 refused 'v3 needs [0-9]* KiB of shared memory a block for head size 128, and this GPU has 99' bench v3 1 64 2 128
-CUDA_ON_CPU_CAPABILITY=8.0 refused 'this needs a GPU of compute capability 9.0, and this one has 8.0' bench v3 1 64 2 64
+CUDA_ON_CPU_CAPABILITY=8.0 refused 'the kernels for Hopper need compute capability 9.0, and this GPU has 8.0' bench v3 1 64 2 64
 end
 
 begin 'tests of what a variant for some GPUs only does not support are skipped, with the reason'
 tests=$(CUDA_ON_CPU_CAPABILITY=10.0 "$attention" test v3 'T 1 ') || wrong "they end with $?"
-[ "$(grep -c '^skip - v3: .*: this needs a GPU of compute capability 9.0, and this one has 10.0' <<<"$tests")" = 4 ] || wrong "it says: $tests"
+[ "$(grep -c '^skip - v3: .*: the kernels for Hopper need compute capability 9.0, and this GPU has 10.0' <<<"$tests")" = 4 ] || wrong "it says: $tests"
 [ "$(grep -c '^skip - v3: .* HS 32 .*: v3 has no kernels for head size 32' <<<"$tests")" = 2 ] || wrong "it says: $tests"
 grep -qx '0 passed, 0 failed, 6 skipped' <<<"$tests" || wrong "the sum is not as expected: $tests"
 CUDA_ON_CPU_SHARED_KB=64 "$attention" test v2 'T 1 NH 3 HS 128 causal' >/dev/null && wrong 'v2 need not support what is required of it'

@@ -33,8 +33,8 @@ refused() { # PATTERN ARGUMENT...: has to end with one line of error that matche
     [ ! -e none ] || wrong "it made files: $*"
 }
 numbers() { sed -nE "s/.*\"$2\": ([^,}]*).*/\1/p" "$1/log.jsonl"; } # RUN KEY
-near() { # RUN RUN KEY PERCENT: numbers of the two logs differ by no more than that
-    paste <(numbers "$1" "$3") <(numbers "$2" "$3") |
+near() { # RUN RUN KEY PERCENT [COUNT]: numbers of the two logs, or the first so many, differ by no more than that
+    paste <(numbers "$1" "$3") <(numbers "$2" "$3") | head -n "${5:-1000}" |
         awk -v percent="$4" 'NF != 2 || ($1 - $2)^2 > (percent / 100 * $2)^2 { bad = bad " " $1 " and " $2 } END { if (bad || !NR) { print "differ:" bad; exit 1 } }' >differ ||
         wrong "$3 of $1 and $2 $(<differ)"
 }
@@ -46,14 +46,14 @@ continued() { # RUN STEP TO: a copy of a run as it was at that step
     mkdir "$3" && cp -r "$1/ckpt-0000000$2" "$3" && sed '/"step": '"$(($2 + 1))"'/,$d' "$1/log.jsonl" >"$3/log.jsonl"
 }
 
-# The CPU's fp32 and bf16 differ by single roundings of 2^-9, and losses, means over 64 tokens, by far less than 1 %; the norm of a
-# gradient has larger errors.
+# The CPU's fp32 and bf16 differ by single roundings of 2^-9. The first norm is one of them or two off; losses, means over 64 tokens, by
+# far less than 1 %, though later ones are of weights that have gone another way where a small gradient had another sign.
 begin 'it trains as train_gpt2 does'
 go "$on_cpu" "${text[@]}" --out fp32
 go "$program" "${text[@]}" --out bf16
 near bf16 fp32 loss 1
 near bf16 fp32 val_loss 1
-near bf16 fp32 norm 3
+near bf16 fp32 norm 0.5 1  # the others are of weights that are no longer the same
 [ "$(numbers bf16 lr)" = "$(numbers fp32 lr)" ] || wrong 'another learning rate'
 [ "$(numbers bf16 step)" = "$(numbers fp32 step)" ] || wrong 'other lines in the log'
 grep -qE '^memory +[0-9.]+ MiB on the GPU: weights [0-9.]+, gradients [0-9.]+, moments [0-9.]+, activations [0-9.]+, working space [0-9.]+$' out ||

@@ -4,7 +4,7 @@
 //   ./attention test                                 every variant against attention in double precision
 //   ./attention test v2 "T 129"                      one variant, and only the cases with this in their name
 //   TEST_SEED=7 ./attention test                     with the inputs of a run that printed this seed
-//   TEST_RUNS=30 ./attention test trainer            are all of 30 runs the same to the bit? (of 2, without it)
+//   TEST_RUNS=30 ./attention test trainer            are all of 30 runs the same to the bit? (of 2, without it or with less)
 //   ./attention bench                                the usual shapes
 //   ./attention bench v2 8 2048 32 64 --full --json  one variant (beside naive), one shape B T NH HS, without a causal mask
 //

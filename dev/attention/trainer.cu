@@ -1,5 +1,5 @@
 // trainer: attention.cuh, as train_gpt2.cu uses it in every layer, for tests and measurements beside the variants that led to it.
-// Its kernels are v2's, so readers of the lesson need not read them again.
+// Its kernels are v2's, and for Hopper GPUs those of attention_sm90.cuh.
 
 #include "attention.cuh"
 #include "variant.h"
@@ -17,4 +17,4 @@ static void attention_backward(bf16 *dqkv, const bf16 *dout, const bf16 *qkv, co
     attention_backward(dqkv, dout, qkv, out, lse, workspace, s.B, s.T, s.NH, s.HS, s.causal, stream);
 }
 
-VARIANT(trainer, "attention.cuh, as the trainer has it in every layer: v2's kernels")
+VARIANT(trainer, "attention.cuh, as the trainer has it in every layer: v2's kernels, or those for Hopper")

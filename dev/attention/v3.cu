@@ -17,7 +17,7 @@
 // products.
 //
 // attention_sm90.cuh has more of the paper: products run beside the softmax within a consumer, too, and a thread block goes on to
-// the next queries without a pause. The backward here is attention.cuh's, whose kernels are v2's.
+// the next queries without a pause. The backward here is attention.cuh's.
 //
 // Device memory, in elements: reads Q once and K, V once per block of queries (mostly from the L2 cache), writes O, lse. FLOPs:
 // 4 T² HS a head, half if causal. (A little more: of the last causal tile consumer 0's queries see no more than half.)

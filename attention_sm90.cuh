@@ -13,9 +13,10 @@
 //
 // The tensor cores go on by themselves once a product is started. Two things keep them busy: consumers take turns in starting
 // theirs, so that one's softmax runs beside the others' products (with head size 64 only, as with 128 there is less softmax); and
-// within a consumer the product P V of the tile before runs beside the softmax of this one. (Both are FlashAttention-3's: Shah et al., "FlashAttention-3: Fast and Accurate Attention with
-// Asynchrony and Low-precision", 2024.) Keys go from the last tile to the first: the one with the diagonal or the end comes before
-// the loop, which then needs no mask, and each row sees a key in its first tile.
+// within a consumer the product P V of the tile before runs beside the beginning of this one's softmax. (Both are
+// FlashAttention-3's: Shah et al., "FlashAttention-3: Fast and Accurate Attention with Asynchrony and Low-precision", 2024.) Keys go
+// from the last tile to the first: the one with the diagonal or the end comes before the loop, which then needs no mask, and each
+// row sees a key in its first tile.
 //
 // The functions that start copies and products, and the layout of tiles ("slabs"), are in gpt/hopper.cuh. dev/attention/v3.cu has
 // the forward in its simplest form, and dev/attention/README.md explains it.
@@ -33,7 +34,7 @@ struct Sm90Work {
     int T, NH, heads;      // of B · NH
     int blocks, shift;     // pieces of a head; the first starts at row -shift
     int items;             // heads · blocks
-    int section_heads;     // heads that are worked on at about the same time, so that their K and V stay in the L2 cache
+    int section_heads;     // heads that are worked on at about the same time, so that what they share stays in the L2 cache
     unsigned *claims;      // how many items have been claimed, but for those that blocks begin with; 0 at first
     float scale;
 };

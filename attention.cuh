@@ -207,16 +207,18 @@ static void attention_forward_of(bf16 *out, float *lse, const bf16 *qkv, int B, 
 
 // What the next kernels need of each row: lse in base 2, and -delta = -rowsum(dO ∘ O), as stats (B, NH, 2, padded T). HS / 8 lanes
 // a row, 16 bytes a lane. Rows from T on get an lse of +inf, which makes their P zero. The minus is for dO Vᵀ, which starts from
-// -delta, not from zero. Grid: B · NH · blocks of STATS_ROWS padded rows. Reads dO, O and lse once. The same bits in each run.
+// -delta, not from zero. Grid: B · blocks of STATS_ROWS padded rows · NH, since heads are neighbours in memory. Reads dO, O and lse
+// once. The same bits in each run.
 template <int HS>
 static __global__ void attention_stats_kernel(
     float *stats, const bf16 *dout, const bf16 *out, const float *lse, int T, int padded_T, int NH) {
     constexpr int LANES = HS / 8, ROWS = AttentionTiles<HS>::STATS_ROWS;
-    const int row_blocks = padded_T / ROWS, row = blockIdx.x % row_blocks * ROWS + threadIdx.x / LANES, lane = threadIdx.x % LANES;
-    const size_t head = blockIdx.x / row_blocks;
+    const int n = blockIdx.x % NH, block = blockIdx.x / NH, row_blocks = padded_T / ROWS, lane = threadIdx.x % LANES;
+    const int row = block % row_blocks * ROWS + threadIdx.x / LANES;
+    const size_t batch = block / row_blocks, head = batch * NH + n;
     float minus_delta = 0;
     if (row < T) {
-        const size_t at = ((head / NH * T + row) * NH + head % NH) * HS + 8 * lane;
+        const size_t at = ((batch * T + row) * NH + n) * HS + 8 * lane;
         const uint4 a = *(const uint4 *)(dout + at), b = *(const uint4 *)(out + at);
         const uint32_t left[4] = {a.x, a.y, a.z, a.w}, right[4] = {b.x, b.y, b.z, b.w};
 #pragma unroll

@@ -489,20 +489,22 @@ template <bool CAUSAL, int N> DEVICE void mask_transposed(float (&p)[N], int fir
 }
 
 template <int HS> struct Sm90Backward {
-    static constexpr int CONSUMERS = 2, KEYS = 64 * CONSUMERS, ROWS = HS == 64 ? 128 : 64, STAGES = 2, KV_PLACES = HS == 64 ? 2 : 1;
+    static constexpr int CONSUMERS = 2, KEYS = 64 * CONSUMERS, ROWS = HS == 64 ? 128 : 64, STAGES = 2;
+    static constexpr int K_PLACES = 2, V_PLACES = HS == 64 ? 2 : 1;
     static constexpr bool KV_IN_REGISTERS = HS == 64;  // as left factors; else each product reads them from shared memory
     static constexpr int PART = 64 * 64;  // of dQ of a tile, what a consumer computes: half of the rows, or half of the columns
     using Registers = Sm90Registers<CONSUMERS>;
 
     struct Shared {
-        bf16 k[KV_PLACES][HS / 64][KEYS][64], v[KV_PLACES][HS / 64][KEYS][64];  // dK and dV leave through them
+        bf16 k[K_PLACES][HS / 64][KEYS][64], v[V_PLACES][HS / 64][KEYS][64];  // through which dK and dV leave, too
         bf16 q[STAGES][HS / 64][ROWS][64], dout[STAGES][HS / 64][ROWS][64];
         bf16 ds[2][ROWS / 64][KEYS][64];  // dSᵀ of two tiles, for dQ: of each key 64 queries
         float dq[CONSUMERS][PART];        // on its way to be added
         float lse[STAGES][ROWS], minus_delta[STAGES][ROWS];
-        Barrier kv_full[KV_PLACES], kv_empty[KV_PLACES], q_full[STAGES], dout_full[STAGES], empty[STAGES];
+        Barrier k_full[K_PLACES], k_empty[K_PLACES], v_full[V_PLACES], v_empty[V_PLACES];
+        Barrier q_full[STAGES], dout_full[STAGES], empty[STAGES];
         Barrier ds_full[2], ds_empty[2], dq_full[CONSUMERS], dq_empty[CONSUMERS];
-        int item[KV_PLACES];
+        int item[K_PLACES];
     };
     static_assert(sizeof(Shared) <= 227 * 1024, "more than a thread block can have");
 };
@@ -556,20 +558,17 @@ DEVICE void sm90_backward_produce(typename Sm90Backward<HS>::Shared &shared, con
                                   const TensorMap *dout_map, const Sm90Workspace &workspace, const Sm90Work &work) {
     using Tile = Sm90Backward<HS>;
     const int tiles = query_tiles<HS>(work);
-    Ring<Tile::KV_PLACES> at;
+    Ring<Tile::K_PLACES> at;
     Ring<Tile::STAGES> stage;
-    for (;;) {
+    for (;; at.advance()) {
         // Claimed as late as can be, and the first one, too: blocks wait for those that have an earlier item.
-        barrier_wait(&shared.kv_empty[at.place], at.parity ^ 1);
+        barrier_wait(&shared.k_empty[at.place], at.parity ^ 1);
         const int item = atomicAdd(work.claims, 1u);
-        if (!announce(shared.item, shared.kv_full, shared.kv_empty, at, item, work)) return;
-        Barrier *const kv_full = &shared.kv_full[at.place];
+        if (!announce(shared.item, shared.k_full, shared.k_empty, at, item, work)) return;
         const Sm90Piece piece = work_find(work, item, Tile::KEYS);
         const float *const head_stats = workspace.stats + (size_t)piece.head * 2 * workspace.padded_T;
-        barrier_expect(kv_full, sizeof shared.k[0] + sizeof shared.v[0]);
-        load_tile<HS>(shared.k[at.place], kv_map, kv_full, piece.row, work.NH + piece.n, piece.b);
-        load_tile<HS>(shared.v[at.place], kv_map, kv_full, piece.row, 2 * work.NH + piece.n, piece.b);
-        at.advance();
+        barrier_expect(&shared.k_full[at.place], sizeof shared.k[0]);
+        load_tile<HS>(shared.k[at.place], kv_map, &shared.k_full[at.place], piece.row, work.NH + piece.n, piece.b);
 #pragma unroll 1
         for (int tile = first_tile<HS, CAUSAL>(piece); tile < tiles; tile++) {
             const int i = stage.place, row = tile * Tile::ROWS;
@@ -586,6 +585,24 @@ DEVICE void sm90_backward_produce(typename Sm90Backward<HS>::Shared &shared, con
     }
 }
 
+// V has a thread of its own: with head size 128, where it has one place, it comes only when dV has left, and Q need not wait for that.
+template <int HS>
+DEVICE void sm90_backward_produce_v(typename Sm90Backward<HS>::Shared &shared, const TensorMap *kv_map, const Sm90Work &work) {
+    using Tile = Sm90Backward<HS>;
+    Ring<Tile::K_PLACES> at;
+    Ring<Tile::V_PLACES> v_at;
+    for (;; at.advance(), v_at.advance()) {
+        barrier_wait(&shared.k_full[at.place], at.parity);
+        const int item = shared.item[at.place];
+        if (item < 0) break;
+        barrier_arrive(&shared.k_empty[at.place]);  // the item is all that was needed
+        const Sm90Piece piece = work_find(work, item, Tile::KEYS);
+        barrier_wait(&shared.v_empty[v_at.place], v_at.parity ^ 1);
+        barrier_expect(&shared.v_full[v_at.place], sizeof shared.v[0]);
+        load_tile<HS>(shared.v[v_at.place], kv_map, &shared.v_full[v_at.place], piece.row, 2 * work.NH + piece.n, piece.b);
+    }
+}
+
 // For each consumer one thread that adds its part of dQ when it is the block's turn. Block 0, the last, has none to add: it takes
 // the sum.
 template <int HS, bool CAUSAL>
@@ -593,17 +610,17 @@ DEVICE void sm90_backward_add(typename Sm90Backward<HS>::Shared &shared, const S
                               int consumer) {
     using Tile = Sm90Backward<HS>;
     const int tiles = query_tiles<HS>(work);
-    Ring<Tile::KV_PLACES> at;
+    Ring<Tile::K_PLACES> at;
     Ring<1> part;
     for (;; at.advance()) {
-        barrier_wait(&shared.kv_full[at.place], at.parity);
+        barrier_wait(&shared.k_full[at.place], at.parity);
         const int item = shared.item[at.place];
         if (item < 0) break;
         const Sm90Piece piece = work_find(work, item, Tile::KEYS);
-        barrier_arrive(&shared.kv_empty[at.place]);  // the item is all that was needed
+        barrier_arrive(&shared.k_empty[at.place]);  // the item is all that was needed
         if (piece.block == 0) continue;
         for (int tile = first_tile<HS, CAUSAL>(piece); tile < tiles; tile++) {
-            const size_t number = part_of<HS>(work, piece, tile, consumer);
+            const size_t number = part_of<HS>(work, piece, tile, opaque(consumer));  // else a register too many
             const int before = adders_before<HS, CAUSAL>(work, piece, tile);
             float *const to = workspace.parts + number * Tile::PART;
             int *const added = workspace.added + number;
@@ -674,15 +691,15 @@ DEVICE void sm90_backward_consume(typename Sm90Backward<HS>::Shared &shared, con
     constexpr int ROWS = Tile::ROWS, KEYS = Tile::KEYS;
     const int tiles = query_tiles<HS>(work);
     const float scale_log2 = LOG2_E * work.scale;
-    Ring<Tile::KV_PLACES> at;
+    Ring<Tile::K_PLACES> at;
+    Ring<Tile::V_PLACES> v_at;
     Ring<Tile::STAGES> stage;
     Ring<2> ds_to, ds_from;
     Ring<1> part;
     Leaving leaving;
 
-    for (;; at.advance()) {
-        if (Tile::KV_PLACES == 1) leaving.free(shared.kv_empty, at);  // else the next item's K and V would not come
-        barrier_wait(&shared.kv_full[at.place], at.parity);
+    for (;; at.advance(), v_at.advance()) {
+        barrier_wait(&shared.k_full[at.place], at.parity);
         const int item = shared.item[at.place];
         if (item < 0) break;
         const Sm90Piece piece = work_find(work, item, KEYS);
@@ -691,10 +708,7 @@ DEVICE void sm90_backward_consume(typename Sm90Backward<HS>::Shared &shared, con
         float s[32], dp[32], dq[32], dk[HS / 2] = {}, dv[HS / 2] = {};
         float2 query_lse[8];
         uint32_t p[4][4], ds[4][4], k_left[HS / 16][4], v_left[HS / 16][4];
-        if (Tile::KV_IN_REGISTERS) {
-            load_left_rows<HS>(k_left, shared.k[at.place], 64 * consumer);
-            load_left_rows<HS>(v_left, shared.v[at.place], 64 * consumer);
-        }
+        if (Tile::KV_IN_REGISTERS) load_left_rows<HS>(k_left, shared.k[at.place], 64 * consumer);
         // Of the 64 queries of a tile from `query` on.
         auto start_scores = [&](int query) {
             const bf16 *const q = shared.q[stage.place][0][query];
@@ -704,7 +718,7 @@ DEVICE void sm90_backward_consume(typename Sm90Backward<HS>::Shared &shared, con
         auto start_dp = [&](int query) {  // it starts at -delta
             const bf16 *const dout = shared.dout[stage.place][0][query];
             if constexpr (Tile::KV_IN_REGISTERS) start_product_abt<HS, true>(dp, v_left, dout, ROWS);
-            else start_product_abt<HS, true>(dp, shared.v[opaque(at.place)][0][64 * consumer], KEYS, dout, ROWS);
+            else start_product_abt<HS, true>(dp, shared.v[opaque(v_at.place)][0][64 * consumer], KEYS, dout, ROWS);
         };
         auto start_first_scores = [&](int tile) {
             if (tile < tiles) barrier_wait(&shared.q_full[stage.place], stage.parity);
@@ -743,7 +757,9 @@ DEVICE void sm90_backward_consume(typename Sm90Backward<HS>::Shared &shared, con
         const int first = first_tile<HS, CAUSAL>(piece);
         int tile = first;
         start_first_scores(tile);
-        leaving.free(shared.kv_empty, at);
+        leaving.free(shared.k_empty, at);
+        barrier_wait(&shared.v_full[v_at.place], v_at.parity);
+        if (Tile::KV_IN_REGISTERS) load_left_rows<HS>(v_left, shared.v[v_at.place], 64 * consumer);
         finish_first_scores();
         do {
             barrier_wait(&shared.dout_full[stage.place], stage.parity);
@@ -802,19 +818,26 @@ DEVICE void sm90_backward_consume(typename Sm90Backward<HS>::Shared &shared, con
         } while (++tile < tiles);
 
         start_dq();
-        store_to_slabs<HS>(shared.v[at.place][0][64 * consumer], KEYS, dv, 1);
+        store_to_slabs<HS>(shared.v[v_at.place][0][64 * consumer], KEYS, dv, 1);
+        fence_async();
+        meet(consumer);
+        if (is_leader()) {
+            store_tile<HS>(dqkv_map, shared.v[v_at.place], 64 * consumer, piece.row + 64 * consumer, 2 * work.NH + piece.n, piece.b);
+            store_commit();
+        }
         wgmma_wait<0>();
-        finish_dq(tile - 1);
         both_meet(K_FREE);  // the other consumer's dQ needs K, too
         store_to_slabs<HS>(shared.k[at.place][0][64 * consumer], KEYS, dk, work.scale);
         fence_async();
         meet(consumer);
         if (is_leader()) {
             store_tile<HS>(dqkv_map, shared.k[at.place], 64 * consumer, piece.row + 64 * consumer, work.NH + piece.n, piece.b);
-            store_tile<HS>(dqkv_map, shared.v[at.place], 64 * consumer, piece.row + 64 * consumer, 2 * work.NH + piece.n, piece.b);
             store_commit();
+            store_wait_read<1>();
+            barrier_arrive(&shared.v_empty[v_at.place]);
             leaving.any = true;
         }
+        finish_dq(tile - 1);  // last, as the place for it still has that of the tile before
     }
     if (is_leader()) store_wait_read<0>();
 }
@@ -831,7 +854,8 @@ static __global__ __launch_bounds__(Sm90Backward<HS>::Registers::THREADS, 1) voi
     DYNAMIC_SHARED(memory);
     typename Tile::Shared &shared = *(typename Tile::Shared *)memory;
     if (threadIdx.x == 0) {
-        barriers_init(shared.kv_full, 1), barriers_init(shared.kv_empty, 2 * Tile::CONSUMERS);
+        barriers_init(shared.k_full, 1), barriers_init(shared.k_empty, 2 * Tile::CONSUMERS + 1);
+        barriers_init(shared.v_full, 1), barriers_init(shared.v_empty, Tile::CONSUMERS);
         barriers_init(shared.q_full, 1), barriers_init(shared.dout_full, 1), barriers_init(shared.empty, Tile::CONSUMERS);
         barriers_init(shared.ds_full, Tile::CONSUMERS), barriers_init(shared.ds_empty, Tile::CONSUMERS);
         barriers_init(shared.dq_full, 1), barriers_init(shared.dq_empty, 1);
@@ -839,8 +863,9 @@ static __global__ __launch_bounds__(Sm90Backward<HS>::Registers::THREADS, 1) voi
     divide_block<Tile>(
         [&] {
             const int warp = __shfl_sync(~0u, warp_id() % 4, 0);
-            if (lane_id() > 0 || warp == 3) return;
+            if (lane_id() > 0) return;
             if (warp == 0) sm90_backward_produce<HS, CAUSAL>(shared, &kv_map, &q_map, &dout_map, workspace, work);
+            else if (warp == 3) sm90_backward_produce_v<HS>(shared, &kv_map, work);
             else sm90_backward_add<HS, CAUSAL>(shared, workspace, work, warp - 1);
         },
         [&](int consumer) { sm90_backward_consume<HS, CAUSAL>(shared, &dqkv_map, dqkv, workspace, work, consumer); });

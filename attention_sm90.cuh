@@ -7,16 +7,16 @@
 // waits until all of them are done with what was there before. The tiles of a kind form a ring of a few stages, so that copies run
 // ahead. In the forward:
 //
-//     producer      | Q  K  V | K  V | K  V | Q' K' V' |          ahead by as much as there is room for
-//     consumer 0         | S0 | softmax | S1, PV0 | softmax | S2, PV1 | ...
-//     consumer 1              | S0      | softmax | S1, PV0 | softmax | ...
+//     producer      | Q  K  V | K  V | Q' K' V' | K' V' |          ahead by as much as there is room for
+//     consumer 0         | S0 | softmax | S1, PV0 | softmax | S'0, PV1 | O, softmax' | S'1, PV'0 | ...
+//     consumer 1              | S0      | softmax | S1, PV0 | softmax  | S'0, PV1    | O, softmax' | ...
 //
-// The tensor cores go on by themselves once a product is started. Two things keep them busy: consumers take turns in starting
-// theirs, so that one's softmax runs beside the others' products (with head size 64 only, as with 128 there is less softmax); and
-// within a consumer the product P V of the tile before runs beside the beginning of this one's softmax. (Both are
-// FlashAttention-3's: Shah et al., "FlashAttention-3: Fast and Accurate Attention with Asynchrony and Low-precision", 2024.) Keys go
-// from the last tile to the first: the one with the diagonal or the end comes before the loop, which then needs no mask, and each
-// row sees a key in its first tile.
+// The tensor cores go on by themselves once a product is started. Three things keep them busy: consumers take turns in starting
+// theirs, so that one's softmax runs beside the others' products (with head size 64 only, as with 128 there is less softmax); within
+// a consumer the product P V of the tile before runs beside the beginning of this one's softmax (both are FlashAttention-3's: Shah
+// et al., "FlashAttention-3: Fast and Accurate Attention with Asynchrony and Low-precision", 2024); and the first scores of a piece
+// of work are computed at the end of the one before, while O leaves. Keys go from the last tile to the first: the one with the
+// diagonal or the end comes before the loop, which then needs no mask, and each row sees a key in its first tile.
 //
 // The functions that start copies and products, and the layout of tiles ("slabs"), are in gpt/hopper.cuh. dev/attention/v3.cu has
 // the forward in its simplest form, and dev/attention/README.md explains it.
@@ -39,12 +39,16 @@ struct Sm90Work {
     float scale;
 };
 
-struct Sm90Piece { int head, n, b, block, row; };  // of head n of batch element b; which of its pieces; the first row
+struct Sm90Piece {
+    int head, n, b;  // head n of batch element b, and its number among all; -1 is no piece, behind the last
+    int block, row;  // which of the head's pieces; its first row
+};
 
 // Item 0, 1, ... of the list that all thread blocks take from: section by section, and in each block by block, from the last to
 // the first. In the forward that is best when causal, as the last queries cost most, and those who end last should have short ones.
 // The backward needs it: items wait for those of later keys.
 DEVICE Sm90Piece work_find(const Sm90Work &work, int item, int rows) {
+    if (item >= work.items) return {-1, 0, 0, 0, 0};
     const int first = item / (work.section_heads * work.blocks) * work.section_heads;  // head of the section
     const int heads = min(work.section_heads, work.heads - first), i = item - first * work.blocks;
     const int head = first + i % heads, block = work.blocks - 1 - i / heads;
@@ -54,14 +58,13 @@ DEVICE Sm90Piece work_find(const Sm90Work &work, int item, int rows) {
 // The item that a thread block has after its first, which is blockIdx.x.
 DEVICE int work_claim(const Sm90Work &work) { return gridDim.x + atomicAdd(work.claims, 1u); }
 
-// Tells the consumers which item comes next, or -1 if there is none, once the place for it is free. False if there is none.
+// Tells the others in the block what comes next, once the place for it is free. False if that is the end.
 template <int N>
-DEVICE bool announce(int (&items)[N], Barrier (&full)[N], Barrier (&empty)[N], const Ring<N> &at, int item, const Sm90Work &work) {
-    const bool any = item < work.items;
+DEVICE bool announce(Sm90Piece (&pieces)[N], Barrier (&full)[N], Barrier (&empty)[N], const Ring<N> &at, const Sm90Piece &piece) {
     barrier_wait(&empty[at.place], at.parity ^ 1);
-    items[at.place] = any ? item : -1;
-    if (!any) barrier_arrive(&full[at.place]);
-    return any;
+    pieces[at.place] = piece;
+    if (piece.head < 0) barrier_arrive(&full[at.place]);
+    return piece.head >= 0;
 }
 
 static inline Sm90Work sm90_work(int B, int T, int NH, int HS, int rows, bool first_is_short, int section_heads, unsigned *claims) {
@@ -136,7 +139,6 @@ template <class Tile> DEVICE void pass_turn(int consumer) {
     if (Tile::TAKE_TURNS) named_barrier_arrive(TURN + (consumer + 1) % Tile::CONSUMERS, 256);
 }
 DEVICE void meet(int consumer) { named_barrier_sync(MEETING + consumer, 128); }
-DEVICE void both_meet(int barrier) { named_barrier_sync(barrier, 256); }
 
 // Results leave through a tile that is no longer read. The leader frees it once the copy engine has read them, and asks for that as
 // late as it can: in the next item, where it is the place before.
@@ -205,7 +207,7 @@ template <int N> DEVICE void mask_scores(float (&s)[N], int first_row, int first
 
 template <int HS> struct Sm90Forward {
     static constexpr int CONSUMERS = HS == 64 ? 3 : 2, ROWS = 64 * CONSUMERS, KEYS = 128;
-    static constexpr int STAGES = HS == 64 ? 3 : 2, Q_PLACES = 2;  // tiles of K and V under way; of Q, two pieces of work
+    static constexpr int STAGES = HS == 64 ? 3 : 2, Q_PLACES = 3;  // tiles of K and V under way; of Q, pieces of work
     static constexpr bool TAKE_TURNS = HS == 64;                  // with head size 128 there is less softmax, and turns cost more
     using Registers = Sm90Registers<CONSUMERS>;
 
@@ -213,7 +215,7 @@ template <int HS> struct Sm90Forward {
         bf16 q[Q_PLACES][HS / 64][ROWS][64];  // where O leaves through, too
         bf16 k[STAGES][HS / 64][KEYS][64], v[STAGES][HS / 64][KEYS][64];
         Barrier q_full[Q_PLACES], q_empty[Q_PLACES], k_full[STAGES], k_empty[STAGES], v_full[STAGES], v_empty[STAGES];
-        int item[Q_PLACES];  // whose Q the place has; -1 behind the last
+        Sm90Piece piece[Q_PLACES];  // whose Q the place has
     };
     static_assert(sizeof(Shared) <= 227 * 1024, "more than a thread block can have");
 };
@@ -259,10 +261,10 @@ DEVICE void sm90_forward_produce(typename Sm90Forward<HS>::Shared &shared, const
     Ring<Tile::Q_PLACES> at;
     Ring<Tile::STAGES> stage;
     for (int item = blockIdx.x, next;; item = next) {
-        if (!announce(shared.item, shared.q_full, shared.q_empty, at, item, work)) return;
+        const Sm90Piece piece = work_find(work, item, Tile::ROWS);
+        if (!announce(shared.piece, shared.q_full, shared.q_empty, at, piece)) return;
         Barrier *const q_full = &shared.q_full[at.place];
         next = work_claim(work);  // now, so that it is there when it is needed
-        const Sm90Piece piece = work_find(work, item, Tile::ROWS);
         const int k = work.NH + piece.n, v = 2 * work.NH + piece.n;  // slots of qkv
         barrier_expect(q_full, sizeof shared.q[0]);
         load_tile<HS>(shared.q[at.place], q_map, q_full, piece.row, piece.n, piece.b);
@@ -291,23 +293,27 @@ DEVICE void sm90_forward_consume(typename Sm90Forward<HS>::Shared &shared, const
     Ring<Tile::STAGES> k_stage, v_stage;
     Leaving leaving;
 
+    // The piece of work, and this consumer's first row; the tile of keys that comes next, at first the last one that these rows
+    // see, of which they see only half if `half`; S, the scores with it.
+    Sm90Piece piece;
+    int row, tile;
+    bool half;
+    float s[KEYS / 2];
+    float(&half_s)[KEYS / 4] = reinterpret_cast<float(&)[KEYS / 4]>(s);  // a copy would make ptxas serialize products
+
     auto free_k = [&] { release(&shared.k_empty[k_stage.place]), k_stage.advance(); };
     auto free_v = [&] { release(&shared.v_empty[v_stage.place]), v_stage.advance(); };
 
-    if (consumer == Tile::CONSUMERS - 1) pass_turn<Tile>(consumer);  // the first is consumer 0's
-    for (;; at.advance()) {
+    // False behind the last piece. Tiles beyond the diagonal are the other consumers' only. Rows before 0 do as if they saw a tile.
+    auto find_piece = [&] {
         barrier_wait(&shared.q_full[at.place], at.parity);
-        const int item = shared.item[at.place];
-        if (item < 0) break;
-        const Sm90Piece piece = work_find(work, item, Tile::ROWS);
-        const int row = piece.row + 64 * consumer;
-        const bool has_rows = row >= 0;
-        bf16 *const q = shared.q[at.place][0][64 * consumer];
-
-        // Tiles beyond the diagonal are the other consumers' only.
-        int tile = key_tiles<CAUSAL>(work.T, piece.row, Tile::ROWS, KEYS) - 1;
+        piece = shared.piece[at.place];
+        if (piece.head < 0) return false;
+        row = piece.row + 64 * consumer;
+        half = CAUSAL && row % KEYS == 0;
+        tile = key_tiles<CAUSAL>(work.T, piece.row, Tile::ROWS, KEYS) - 1;
 #pragma unroll 1
-        for (const int last = has_rows ? key_tiles<CAUSAL>(work.T, row, 64, KEYS) - 1 : -1; tile > last; tile--) {
+        for (const int last = max(0, key_tiles<CAUSAL>(work.T, row, 64, KEYS) - 1); tile > last; tile--) {
             take_turn<Tile>(consumer);
             pass_turn<Tile>(consumer);
             barrier_wait(&shared.k_full[k_stage.place], k_stage.parity);
@@ -316,28 +322,34 @@ DEVICE void sm90_forward_consume(typename Sm90Forward<HS>::Shared &shared, const
             free_k();
             free_v();
         }
-        if (!has_rows) {
-            leaving.free(shared.q_empty, at);
-            meet(consumer);
-            release(&shared.q_empty[at.place]);
-            continue;
-        }
+        return true;
+    };
+    // The first tile's scores; `start` starts a product before them, and `finish` awaits it.
+    auto first_scores = [&](auto start, auto finish) {
+        auto product = [&](auto &s) {
+            barrier_wait(&shared.k_full[k_stage.place], k_stage.parity);
+            take_turn<Tile>(consumer);
+            start();
+            start_product_abt<HS>(s, shared.q[at.place][0][64 * consumer], Tile::ROWS, shared.k[k_stage.place][0][0], KEYS);
+            pass_turn<Tile>(consumer);
+            finish();
+            wgmma_wait<0>();
+            registers_settled(s);
+        };
+        half ? product(half_s) : product(s);
+        free_k();
+    };
 
+    if (consumer == Tile::CONSUMERS - 1) pass_turn<Tile>(consumer);  // the first is consumer 0's
+    bool any = find_piece();
+    if (any) first_scores([] {}, [] {});
+    while (any) {
+        bf16 *const q = shared.q[at.place][0][64 * consumer];
         float o[HS / 2] = {}, reference[2] = {-INFINITY, -INFINITY}, row_sum[2] = {}, rescale[2];
         uint32_t p[KEYS / 16][4];
 
-        // The first tile. There is nothing yet to overlap its softmax with. SEEN keys of it are seen by any row: half of them where
-        // the rows' diagonal is in the first half.
-        auto first_tile = [&](auto &s) {
-            constexpr int SEEN = sizeof s / sizeof s[0] * 2;
-            barrier_wait(&shared.k_full[k_stage.place], k_stage.parity);
-            take_turn<Tile>(consumer);
-            start_product_abt<HS>(s, q, Tile::ROWS, shared.k[k_stage.place][0][0], KEYS);
-            pass_turn<Tile>(consumer);
-            wgmma_wait<0>();
-            registers_settled(s);
-            free_k();
-            leaving.free(shared.q_empty, at);
+        auto first_softmax = [&](auto &s) {
+            constexpr int SEEN = sizeof s / sizeof s[0] * 2;  // keys
             if (CAUSAL || work.T % KEYS != 0) mask_scores(s, row, tile * KEYS, work.T, CAUSAL);
             raise_reference(s, reference, rescale, scale_log2);
             exponentials(s, reference, row_sum, scale_log2);
@@ -347,15 +359,9 @@ DEVICE void sm90_forward_consume(typename Sm90Forward<HS>::Shared &shared, const
                 else p[i][0] = p[i][1] = p[i][2] = p[i][3] = 0;
             }
         };
-        if (CAUSAL && row % KEYS == 0) {
-            float s[KEYS / 4];
-            first_tile(s);
-        } else {
-            float s[KEYS / 2];
-            first_tile(s);
-        }
+        half ? first_softmax(half_s) : first_softmax(s);
+        leaving.free(shared.q_empty, at);
         for (tile--; tile >= 0; tile--) {
-            float s[KEYS / 2];
             barrier_wait(&shared.k_full[k_stage.place], k_stage.parity);
             take_turn<Tile>(consumer);
             start_product_abt<HS>(s, q, Tile::ROWS, shared.k[k_stage.place][0][0], KEYS);
@@ -379,29 +385,47 @@ DEVICE void sm90_forward_consume(typename Sm90Forward<HS>::Shared &shared, const
 #pragma unroll
             for (int i = 0; i < KEYS / 16; i++) pack_left(p[i], s, i);
         }
-        barrier_wait(&shared.v_full[v_stage.place], v_stage.parity);
-        start_product_ab<HS>(o, p, shared.v[v_stage.place][0][0], KEYS);
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            row_sum[half] += __shfl_xor_sync(~0u, row_sum[half], 1);
-            row_sum[half] += __shfl_xor_sync(~0u, row_sum[half], 2);
-            const int out_row = row + lane_row() + 8 * half;
-            if (lane_id() % 4 == 0 && out_row < work.T)
-                lse[(size_t)piece.head * work.T + out_row] = LN_2 * (scale_log2 * reference[half] + log2f(row_sum[half]));
-        }
-        const float inverse[2] = {1.0f / row_sum[0], 1.0f / row_sum[1]};
-        wgmma_wait<0>();
-        registers_settled(o);
-        free_v();
 
-        // O leaves by way of Q's place, which only these four warps have read.
-        store_to_slabs<HS>(q, Tile::ROWS, o, inverse);
-        fence_async();
-        meet(consumer);
-        if (is_leader()) {
-            store_tile<HS>(out_map, shared.q[at.place], 64 * consumer, row, piece.n, piece.b);
-            store_commit();
-            leaving.any = true;
+        // The last product P V, and O, which leaves by way of Q's place, as only these four warps have read it; beside them the
+        // first scores of the next piece.
+        const Sm90Piece done = piece;
+        const int done_row = row, done_place = at.place, last_v = v_stage.place;
+        auto start = [&] { start_product_ab<HS>(o, p, shared.v[last_v][0][0], KEYS); };
+        auto finish = [&] {
+            registers_settled(o);
+            registers_settled(p);
+            release(&shared.v_empty[last_v]);
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                row_sum[i] += __shfl_xor_sync(~0u, row_sum[i], 1);
+                row_sum[i] += __shfl_xor_sync(~0u, row_sum[i], 2);
+                const int out_row = done_row + lane_row() + 8 * i;
+                if (lane_id() % 4 == 0 && out_row >= 0 && out_row < work.T)
+                    lse[(size_t)done.head * work.T + out_row] = LN_2 * (scale_log2 * reference[i] + log2f(row_sum[i]));
+            }
+            const float inverse[2] = {1.0f / row_sum[0], 1.0f / row_sum[1]};
+            store_to_slabs<HS>(q, Tile::ROWS, o, inverse);
+            fence_async();
+            meet(consumer);
+            if (is_leader()) {
+                if (done_row >= 0) store_tile<HS>(out_map, shared.q[done_place], 64 * consumer, done_row, done.n, done.b);
+                store_commit();
+                leaving.any = true;
+            }
+        };
+        barrier_wait(&shared.v_full[last_v], v_stage.parity);
+        v_stage.advance();
+        at.advance();
+        any = find_piece();
+        if (any) {
+            first_scores(start, [&] {
+                wgmma_wait<1>();
+                finish();
+            });
+        } else {
+            start();
+            wgmma_wait<0>();
+            finish();
         }
     }
     if (consumer == 0) take_turn<Tile>(consumer);  // which the last consumer has passed on
@@ -457,7 +481,7 @@ static void attention_sm90_forward_of(bf16 *out, float *lse, const bf16 *qkv, vo
 // do before it meets it. Nor can all wait for each other: an item waits only for earlier ones of its head, blocks do theirs in the
 // order of the list, and so the earliest that is not done can go on.
 //
-//     producer's warp 0       | K V Q dO | Q dO | ...                   warps 1 and 2: add the consumers' parts of dQ
+//     producer                | K V Q dO | Q dO | ...           its warps: K, Q and dO; each consumer's dQ, to be added; V
 //     consumer                | S, dP | P | dV, dS | dK | dQ of the tile before, S of the next | hand that dQ on | ...
 
 // What belongs to the queries of a tile, of a lane's columns.
@@ -504,7 +528,7 @@ template <int HS> struct Sm90Backward {
         Barrier k_full[K_PLACES], k_empty[K_PLACES], v_full[V_PLACES], v_empty[V_PLACES];
         Barrier q_full[STAGES], dout_full[STAGES], empty[STAGES];
         Barrier ds_full[2], ds_empty[2], dq_full[CONSUMERS], dq_empty[CONSUMERS];
-        int item[K_PLACES];
+        Sm90Piece piece[K_PLACES];
     };
     static_assert(sizeof(Shared) <= 227 * 1024, "more than a thread block can have");
 };
@@ -563,9 +587,8 @@ DEVICE void sm90_backward_produce(typename Sm90Backward<HS>::Shared &shared, con
     for (;; at.advance()) {
         // Claimed as late as can be, and the first one, too: blocks wait for those that have an earlier item.
         barrier_wait(&shared.k_empty[at.place], at.parity ^ 1);
-        const int item = atomicAdd(work.claims, 1u);
-        if (!announce(shared.item, shared.k_full, shared.k_empty, at, item, work)) return;
-        const Sm90Piece piece = work_find(work, item, Tile::KEYS);
+        const Sm90Piece piece = work_find(work, atomicAdd(work.claims, 1u), Tile::KEYS);
+        if (!announce(shared.piece, shared.k_full, shared.k_empty, at, piece)) return;
         const float *const head_stats = workspace.stats + (size_t)piece.head * 2 * workspace.padded_T;
         barrier_expect(&shared.k_full[at.place], sizeof shared.k[0]);
         load_tile<HS>(shared.k[at.place], kv_map, &shared.k_full[at.place], piece.row, work.NH + piece.n, piece.b);
@@ -585,7 +608,7 @@ DEVICE void sm90_backward_produce(typename Sm90Backward<HS>::Shared &shared, con
     }
 }
 
-// V has a thread of its own: with head size 128, where it has one place, it comes only when dV has left, and Q need not wait for that.
+// V has a thread of its own: with head size 128, where it has one place, it comes only when dV has left; Q need not wait for that.
 template <int HS>
 DEVICE void sm90_backward_produce_v(typename Sm90Backward<HS>::Shared &shared, const TensorMap *kv_map, const Sm90Work &work) {
     using Tile = Sm90Backward<HS>;
@@ -593,10 +616,9 @@ DEVICE void sm90_backward_produce_v(typename Sm90Backward<HS>::Shared &shared, c
     Ring<Tile::V_PLACES> v_at;
     for (;; at.advance(), v_at.advance()) {
         barrier_wait(&shared.k_full[at.place], at.parity);
-        const int item = shared.item[at.place];
-        if (item < 0) break;
-        barrier_arrive(&shared.k_empty[at.place]);  // the item is all that was needed
-        const Sm90Piece piece = work_find(work, item, Tile::KEYS);
+        const Sm90Piece piece = shared.piece[at.place];
+        if (piece.head < 0) break;
+        barrier_arrive(&shared.k_empty[at.place]);  // what comes is all that was needed
         barrier_wait(&shared.v_empty[v_at.place], v_at.parity ^ 1);
         barrier_expect(&shared.v_full[v_at.place], sizeof shared.v[0]);
         load_tile<HS>(shared.v[v_at.place], kv_map, &shared.v_full[v_at.place], piece.row, 2 * work.NH + piece.n, piece.b);
@@ -614,13 +636,12 @@ DEVICE void sm90_backward_add(typename Sm90Backward<HS>::Shared &shared, const S
     Ring<1> part;
     for (;; at.advance()) {
         barrier_wait(&shared.k_full[at.place], at.parity);
-        const int item = shared.item[at.place];
-        if (item < 0) break;
-        const Sm90Piece piece = work_find(work, item, Tile::KEYS);
-        barrier_arrive(&shared.k_empty[at.place]);  // the item is all that was needed
+        const Sm90Piece piece = shared.piece[at.place];
+        if (piece.head < 0) break;
+        barrier_arrive(&shared.k_empty[at.place]);
         if (piece.block == 0) continue;
         for (int tile = first_tile<HS, CAUSAL>(piece); tile < tiles; tile++) {
-            const size_t number = part_of<HS>(work, piece, tile, opaque(consumer));  // else a register too many
+            const size_t number = part_of<HS>(work, piece, tile, consumer);
             const int before = adders_before<HS, CAUSAL>(work, piece, tile);
             float *const to = workspace.parts + number * Tile::PART;
             int *const added = workspace.added + number;
@@ -700,9 +721,8 @@ DEVICE void sm90_backward_consume(typename Sm90Backward<HS>::Shared &shared, con
 
     for (;; at.advance(), v_at.advance()) {
         barrier_wait(&shared.k_full[at.place], at.parity);
-        const int item = shared.item[at.place];
-        if (item < 0) break;
-        const Sm90Piece piece = work_find(work, item, KEYS);
+        const Sm90Piece piece = shared.piece[at.place];
+        if (piece.head < 0) break;
 
         // Of 128 keys by 64 queries a consumer has 64 by 64; it has half of dQ of a tile.
         float s[32], dp[32], dq[32], dk[HS / 2] = {}, dv[HS / 2] = {};
@@ -822,11 +842,12 @@ DEVICE void sm90_backward_consume(typename Sm90Backward<HS>::Shared &shared, con
         fence_async();
         meet(consumer);
         if (is_leader()) {
-            store_tile<HS>(dqkv_map, shared.v[v_at.place], 64 * consumer, piece.row + 64 * consumer, 2 * work.NH + piece.n, piece.b);
+            store_tile<HS>(dqkv_map, shared.v[v_at.place], 64 * consumer, piece.row + 64 * consumer, 2 * work.NH + piece.n,
+                           piece.b);
             store_commit();
         }
         wgmma_wait<0>();
-        both_meet(K_FREE);  // the other consumer's dQ needs K, too
+        named_barrier_sync(K_FREE, 256);  // the other consumer's dQ needs K, too
         store_to_slabs<HS>(shared.k[at.place][0][64 * consumer], KEYS, dk, work.scale);
         fence_async();
         meet(consumer);

@@ -5,18 +5,18 @@
 // of one head. One of its warpgroups, the producer, only starts copies. The others, the consumers, have 64 of the rows each, and
 // multiply. What is copied has two barriers: "full", on which the consumers wait for the copy, and "empty", on which the producer
 // waits until all of them are done with what was there before. The tiles of a kind form a ring of a few stages, so that copies run
-// ahead. In the forward:
+// ahead. In the forward (' is of the next piece of work):
 //
 //     producer      | Q  K  V | K  V | Q' K' V' | K' V' |          ahead by as much as there is room for
-//     consumer 0         | S0 | softmax | S1, PV0 | softmax | S'0, PV1 | O, softmax' | S'1, PV'0 | ...
-//     consumer 1              | S0      | softmax | S1, PV0 | softmax  | S'0, PV1    | O, softmax' | ...
+//     consumer 0         | S0 | softmax | S1, PV0 | softmax | PV1, S'0 | O beside S'0 | softmax' | S'1, PV'0 | ...
+//     consumer 1              | S0      | softmax | S1, PV0 | softmax  | PV1, S'0 | O beside S'0 | softmax' | ...
 //
 // The tensor cores go on by themselves once a product is started. Three things keep them busy: consumers take turns in starting
-// theirs, so that one's softmax runs beside the others' products (with head size 64 only, as with 128 there is less softmax); within
-// a consumer the product P V of the tile before runs beside the beginning of this one's softmax (both are FlashAttention-3's: Shah
-// et al., "FlashAttention-3: Fast and Accurate Attention with Asynchrony and Low-precision", 2024); and the first scores of a piece
-// of work are computed at the end of the one before, while O leaves. Keys go from the last tile to the first: the one with the
-// diagonal or the end comes before the loop, which then needs no mask, and each row sees a key in its first tile.
+// theirs, so that one's softmax runs beside the others' products (with head size 64 only, as with 128 there is less softmax);
+// within a consumer the product P V of the tile before runs beside the beginning of this one's softmax (both are FlashAttention-3's:
+// Shah et al., "FlashAttention-3: Fast and Accurate Attention with Asynchrony and Low-precision", 2024); and the first scores of a
+// piece of work are computed at the end of the one before. Keys go from the last tile to the first: the one with the diagonal or
+// the end comes before the loop, which then needs no mask, and each row from 0 on sees a key in its first tile.
 //
 // The functions that start copies and products, and the layout of tiles ("slabs"), are in gpt/hopper.cuh. dev/attention/v3.cu has
 // the forward in its simplest form, and dev/attention/README.md explains it.
@@ -35,12 +35,12 @@ struct Sm90Work {
     int blocks, shift;     // pieces of a head; the first starts at row -shift
     int items;             // heads · blocks
     int section_heads;     // heads that are worked on at about the same time, so that what they share stays in the L2 cache
-    unsigned *claims;      // how many items have been claimed, but for those that blocks begin with; 0 at first
+    unsigned *claims;      // how many items have been claimed, in the forward without those that blocks begin with; 0 at first
     float scale;
 };
 
 struct Sm90Piece {
-    int head, n, b;  // head n of batch element b, and its number among all; -1 is no piece, behind the last
+    int head, n, b;  // the number of the head among all, or -1: no piece, behind the last; it is head n of batch element b
     int block, row;  // which of the head's pieces; its first row
 };
 
@@ -55,10 +55,11 @@ DEVICE Sm90Piece work_find(const Sm90Work &work, int item, int rows) {
     return {head, head % work.NH, head / work.NH, block, block * rows - work.shift};
 }
 
-// The item that a thread block has after its first, which is blockIdx.x.
+// In the forward: the item that a thread block has after its first, which is blockIdx.x.
 DEVICE int work_claim(const Sm90Work &work) { return gridDim.x + atomicAdd(work.claims, 1u); }
 
-// Tells the others in the block what comes next, once the place for it is free. False if that is the end.
+// Writes for the others in the block what comes next, once the place for it is free. They see it when `full` ends its phase: by the
+// caller's barrier_expect() and copies, or here, if there is nothing more; then false.
 template <int N>
 DEVICE bool announce(Sm90Piece (&pieces)[N], Barrier (&full)[N], Barrier (&empty)[N], const Ring<N> &at, const Sm90Piece &piece) {
     barrier_wait(&empty[at.place], at.parity ^ 1);
@@ -125,14 +126,16 @@ template <int N> DEVICE void barriers_init(Barrier (&barriers)[N], unsigned arri
 
 DEVICE bool is_leader(void) { return threadIdx.x % 128 == 0; }  // speaks for its warpgroup
 
-// The warpgroup is done with what the barrier guards. All of its threads must have waited for it: so it has multiplied it, or they
-// have met. Else one that is slow may find that its phase has gone by. (That a product is over for all four warps when it is for
-// one is not in the manual, but CUTLASS's pipelines count on it, too.)
-DEVICE void release(Barrier *empty) { if (is_leader()) barrier_arrive(empty); }
+// Arrives for the warpgroup: it is done with what the barrier guards ("empty"), or has written it and met. Before an "empty" all
+// of its threads must have passed the wait for "full": they have if they multiplied the tile, or have met since. Else a slow one may
+// find that the phase has gone by. (That a product is over for all four warps when it is for one is not in the manual, but CUTLASS's
+// pipelines count on it, too.)
+DEVICE void release(Barrier *barrier) { if (is_leader()) barrier_arrive(barrier); }
 
 // Named barriers: each of up to three consumers has its own for its turn in starting products, TURN and on, and one at which its
-// threads meet, MEETING and on; at K_FREE both consumers of the backward meet. Before the first item the last consumer passes the
-// turn on to consumer 0.
+// threads meet, MEETING and on; at K_FREE both consumers of the backward meet. A consumer takes one turn for each tile of the piece,
+// also for one that it leaves out, so that all stay in step; the last P V goes along in the next piece's first turn. Before the
+// first piece the last consumer passes the turn on to consumer 0.
 enum { TURN = 1, MEETING = 4, K_FREE = 7 };
 template <class Tile> DEVICE void take_turn(int consumer) { if (Tile::TAKE_TURNS) named_barrier_sync(TURN + consumer, 256); }
 template <class Tile> DEVICE void pass_turn(int consumer) {
@@ -140,8 +143,8 @@ template <class Tile> DEVICE void pass_turn(int consumer) {
 }
 DEVICE void meet(int consumer) { named_barrier_sync(MEETING + consumer, 128); }
 
-// Results leave through a tile that is no longer read. The leader frees it once the copy engine has read them, and asks for that as
-// late as it can: in the next item, where it is the place before.
+// O and dK leave through a tile that is no longer read. The leader frees it once the copy engine has read them, and asks for that in
+// the next piece, where it is the place before. By then it mostly has.
 struct Leaving {
     bool any = false;  // the leader's
     template <int N> __device__ __forceinline__ void free(Barrier (&empty)[N], const Ring<N> &at) {
@@ -207,9 +210,12 @@ template <int N> DEVICE void mask_scores(float (&s)[N], int first_row, int first
 
 template <int HS> struct Sm90Forward {
     static constexpr int CONSUMERS = HS == 64 ? 3 : 2, ROWS = 64 * CONSUMERS, KEYS = 128;
-    static constexpr int STAGES = HS == 64 ? 3 : 2, Q_PLACES = 3;  // tiles of K and V under way; of Q, pieces of work
-    static constexpr bool TAKE_TURNS = HS == 64;                  // with head size 128 there is less softmax, and turns cost more
+    static constexpr int STAGES = HS == 64 ? 3 : 2;  // tiles of K and V under way
+    static constexpr int Q_PLACES = 3;               // one that O leaves from, one in use, one that is loaded
+    static constexpr bool TAKE_TURNS = HS == 64;     // with head size 128 there is less softmax, and turns cost more
     using Registers = Sm90Registers<CONSUMERS>;
+    // A consumer still holds its last tile's V while it leaves out the next piece's first tiles.
+    static_assert((ROWS - 64 + KEYS - 1) / KEYS < STAGES && Q_PLACES >= 2, "consumers would wait for ever");
 
     struct Shared {
         bf16 q[Q_PLACES][HS / 64][ROWS][64];  // where O leaves through, too
@@ -293,57 +299,57 @@ DEVICE void sm90_forward_consume(typename Sm90Forward<HS>::Shared &shared, const
     Ring<Tile::STAGES> k_stage, v_stage;
     Leaving leaving;
 
-    // The piece of work, and this consumer's first row; the tile of keys that comes next, at first the last one that these rows
-    // see, of which they see only half if `half`; S, the scores with it.
     Sm90Piece piece;
-    int row, tile;
-    bool half;
-    float s[KEYS / 2];
+    int row, tile;       // the consumer's first; the tile of keys, at first the last one that these rows see
+    bool sees_half;      // of that one
+    float s[KEYS / 2];   // the scores with it
     float(&half_s)[KEYS / 4] = reinterpret_cast<float(&)[KEYS / 4]>(s);  // a copy would make ptxas serialize products
 
     auto free_k = [&] { release(&shared.k_empty[k_stage.place]), k_stage.advance(); };
     auto free_v = [&] { release(&shared.v_empty[v_stage.place]), v_stage.advance(); };
 
-    // False behind the last piece. Tiles beyond the diagonal are the other consumers' only. Rows before 0 do as if they saw a tile.
-    auto find_piece = [&] {
+    auto leave_out_tile = [&] {
+        take_turn<Tile>(consumer);
+        pass_turn<Tile>(consumer);
+        barrier_wait(&shared.k_full[k_stage.place], k_stage.parity);
+        barrier_wait(&shared.v_full[v_stage.place], v_stage.parity);
+        meet(consumer);
+        free_k();
+        free_v();
+    };
+    // False behind the last piece. Tiles beyond the diagonal are the other consumers' only. Rows before 0 go through tile 0, too, so
+    // that all consumers do the same; when causal they see no key, and become NaN. Nothing of them is stored.
+    auto next_piece = [&] {
         barrier_wait(&shared.q_full[at.place], at.parity);
         piece = shared.piece[at.place];
         if (piece.head < 0) return false;
         row = piece.row + 64 * consumer;
-        half = CAUSAL && row % KEYS == 0;
+        sees_half = CAUSAL && row % KEYS == 0;
         tile = key_tiles<CAUSAL>(work.T, piece.row, Tile::ROWS, KEYS) - 1;
 #pragma unroll 1
-        for (const int last = max(0, key_tiles<CAUSAL>(work.T, row, 64, KEYS) - 1); tile > last; tile--) {
-            take_turn<Tile>(consumer);
-            pass_turn<Tile>(consumer);
-            barrier_wait(&shared.k_full[k_stage.place], k_stage.parity);
-            barrier_wait(&shared.v_full[v_stage.place], v_stage.parity);
-            meet(consumer);
-            free_k();
-            free_v();
-        }
+        for (const int last = max(0, key_tiles<CAUSAL>(work.T, row, 64, KEYS) - 1); tile > last; tile--) leave_out_tile();
         return true;
     };
-    // The first tile's scores; `start` starts a product before them, and `finish` awaits it.
-    auto first_scores = [&](auto start, auto finish) {
+    // The first tile's scores; start_before() starts a product before them, and finish_before() awaits it.
+    auto first_scores = [&](auto start_before, auto finish_before) {
         auto product = [&](auto &s) {
             barrier_wait(&shared.k_full[k_stage.place], k_stage.parity);
             take_turn<Tile>(consumer);
-            start();
+            start_before();
             start_product_abt<HS>(s, shared.q[at.place][0][64 * consumer], Tile::ROWS, shared.k[k_stage.place][0][0], KEYS);
             pass_turn<Tile>(consumer);
-            finish();
+            finish_before();
             wgmma_wait<0>();
             registers_settled(s);
         };
-        half ? product(half_s) : product(s);
+        sees_half ? product(half_s) : product(s);
         free_k();
     };
 
     if (consumer == Tile::CONSUMERS - 1) pass_turn<Tile>(consumer);  // the first is consumer 0's
-    bool any = find_piece();
-    if (any) first_scores([] {}, [] {});
-    while (any) {
+    bool more = next_piece();
+    if (more) first_scores([] {}, [] {});
+    while (more) {
         bf16 *const q = shared.q[at.place][0][64 * consumer];
         float o[HS / 2] = {}, reference[2] = {-INFINITY, -INFINITY}, row_sum[2] = {}, rescale[2];
         uint32_t p[KEYS / 16][4];
@@ -351,7 +357,7 @@ DEVICE void sm90_forward_consume(typename Sm90Forward<HS>::Shared &shared, const
         auto first_softmax = [&](auto &s) {
             constexpr int SEEN = sizeof s / sizeof s[0] * 2;  // keys
             if (CAUSAL || work.T % KEYS != 0) mask_scores(s, row, tile * KEYS, work.T, CAUSAL);
-            raise_reference(s, reference, rescale, scale_log2);
+            raise_reference(s, reference, rescale, scale_log2);  // there is nothing yet to rescale
             exponentials(s, reference, row_sum, scale_log2);
 #pragma unroll
             for (int i = 0; i < KEYS / 16; i++) {
@@ -359,8 +365,10 @@ DEVICE void sm90_forward_consume(typename Sm90Forward<HS>::Shared &shared, const
                 else p[i][0] = p[i][1] = p[i][2] = p[i][3] = 0;
             }
         };
-        half ? first_softmax(half_s) : first_softmax(s);
+        sees_half ? first_softmax(half_s) : first_softmax(s);
         leaving.free(shared.q_empty, at);
+        if (!CAUSAL && row < 0)
+            for (; tile > 0; tile--) leave_out_tile();  // K of the next and V of this one
         for (tile--; tile >= 0; tile--) {
             barrier_wait(&shared.k_full[k_stage.place], k_stage.parity);
             take_turn<Tile>(consumer);
@@ -386,12 +394,12 @@ DEVICE void sm90_forward_consume(typename Sm90Forward<HS>::Shared &shared, const
             for (int i = 0; i < KEYS / 16; i++) pack_left(p[i], s, i);
         }
 
-        // The last product P V, and O, which leaves by way of Q's place, as only these four warps have read it; beside them the
-        // first scores of the next piece.
+        // The last product P V, and O; beside them the first scores of the next piece. O leaves by way of Q's place: only this
+        // warpgroup reads these 64 rows of it, and is done with them.
         const Sm90Piece done = piece;
         const int done_row = row, done_place = at.place, last_v = v_stage.place;
-        auto start = [&] { start_product_ab<HS>(o, p, shared.v[last_v][0][0], KEYS); };
-        auto finish = [&] {
+        auto start_last = [&] { start_product_ab<HS>(o, p, shared.v[last_v][0][0], KEYS); };
+        auto finish_last = [&] {
             registers_settled(o);
             registers_settled(p);
             release(&shared.v_empty[last_v]);
@@ -409,23 +417,23 @@ DEVICE void sm90_forward_consume(typename Sm90Forward<HS>::Shared &shared, const
             meet(consumer);
             if (is_leader()) {
                 if (done_row >= 0) store_tile<HS>(out_map, shared.q[done_place], 64 * consumer, done_row, done.n, done.b);
-                store_commit();
+                store_commit();  // of nothing, if these rows are before 0
                 leaving.any = true;
             }
         };
         barrier_wait(&shared.v_full[last_v], v_stage.parity);
         v_stage.advance();
         at.advance();
-        any = find_piece();
-        if (any) {
-            first_scores(start, [&] {
+        more = next_piece();
+        if (more) {
+            first_scores(start_last, [&] {
                 wgmma_wait<1>();
-                finish();
+                finish_last();
             });
         } else {
-            start();
+            start_last();
             wgmma_wait<0>();
-            finish();
+            finish_last();
         }
     }
     if (consumer == 0) take_turn<Tile>(consumer);  // which the last consumer has passed on
@@ -481,7 +489,7 @@ static void attention_sm90_forward_of(bf16 *out, float *lse, const bf16 *qkv, vo
 // do before it meets it. Nor can all wait for each other: an item waits only for earlier ones of its head, blocks do theirs in the
 // order of the list, and so the earliest that is not done can go on.
 //
-//     producer                | K V Q dO | Q dO | ...           its warps: K, Q and dO; each consumer's dQ, to be added; V
+//     producer                | K V Q dO | Q dO | ...               warp 0: K, Q, dO; warps 1 and 2: adding dQ; warp 3: V
 //     consumer                | S, dP | P | dV, dS | dK | dQ of the tile before, S of the next | hand that dQ on | ...
 
 // What belongs to the queries of a tile, of a lane's columns.
@@ -514,7 +522,7 @@ template <bool CAUSAL, int N> DEVICE void mask_transposed(float (&p)[N], int fir
 
 template <int HS> struct Sm90Backward {
     static constexpr int CONSUMERS = 2, KEYS = 64 * CONSUMERS, ROWS = HS == 64 ? 128 : 64, STAGES = 2;
-    static constexpr int K_PLACES = 2, V_PLACES = HS == 64 ? 2 : 1;
+    static constexpr int K_PLACES = 2, V_PLACES = HS == 64 ? 2 : 1;  // K's is freed in the next piece, so there are two at least
     static constexpr bool KV_IN_REGISTERS = HS == 64;  // as left factors; else each product reads them from shared memory
     static constexpr int PART = 64 * 64;  // of dQ of a tile, what a consumer computes: half of the rows, or half of the columns
     using Registers = Sm90Registers<CONSUMERS>;
@@ -528,7 +536,7 @@ template <int HS> struct Sm90Backward {
         Barrier k_full[K_PLACES], k_empty[K_PLACES], v_full[V_PLACES], v_empty[V_PLACES];
         Barrier q_full[STAGES], dout_full[STAGES], empty[STAGES];
         Barrier ds_full[2], ds_empty[2], dq_full[CONSUMERS], dq_empty[CONSUMERS];
-        Sm90Piece piece[K_PLACES];
+        Sm90Piece piece[K_PLACES];  // whose K the place has
     };
     static_assert(sizeof(Shared) <= 227 * 1024, "more than a thread block can have");
 };
@@ -585,7 +593,8 @@ DEVICE void sm90_backward_produce(typename Sm90Backward<HS>::Shared &shared, con
     Ring<Tile::K_PLACES> at;
     Ring<Tile::STAGES> stage;
     for (;; at.advance()) {
-        // Claimed as late as can be, and the first one, too: blocks wait for those that have an earlier item.
+        // Claimed only when there is a place for it, as other blocks wait for what is claimed; and the first one, too, so that nobody
+        // waits for a block that has not begun.
         barrier_wait(&shared.k_empty[at.place], at.parity ^ 1);
         const Sm90Piece piece = work_find(work, atomicAdd(work.claims, 1u), Tile::KEYS);
         if (!announce(shared.piece, shared.k_full, shared.k_empty, at, piece)) return;
@@ -608,7 +617,8 @@ DEVICE void sm90_backward_produce(typename Sm90Backward<HS>::Shared &shared, con
     }
 }
 
-// V has a thread of its own: with head size 128, where it has one place, it comes only when dV has left; Q need not wait for that.
+// V has a thread of its own. With head size 128 it has one place, so that the next V comes only when the dV before has left, and K, Q
+// and dO need not wait for that.
 template <int HS>
 DEVICE void sm90_backward_produce_v(typename Sm90Backward<HS>::Shared &shared, const TensorMap *kv_map, const Sm90Work &work) {
     using Tile = Sm90Backward<HS>;
@@ -618,7 +628,7 @@ DEVICE void sm90_backward_produce_v(typename Sm90Backward<HS>::Shared &shared, c
         barrier_wait(&shared.k_full[at.place], at.parity);
         const Sm90Piece piece = shared.piece[at.place];
         if (piece.head < 0) break;
-        barrier_arrive(&shared.k_empty[at.place]);  // what comes is all that was needed
+        barrier_arrive(&shared.k_empty[at.place]);  // of what it guards only `piece` was needed
         barrier_wait(&shared.v_empty[v_at.place], v_at.parity ^ 1);
         barrier_expect(&shared.v_full[v_at.place], sizeof shared.v[0]);
         load_tile<HS>(shared.v[v_at.place], kv_map, &shared.v_full[v_at.place], piece.row, 2 * work.NH + piece.n, piece.b);
@@ -719,35 +729,46 @@ DEVICE void sm90_backward_consume(typename Sm90Backward<HS>::Shared &shared, con
     Ring<1> part;
     Leaving leaving;
 
+    // The first scores of a piece are computed at the end of the one before, as in the forward.
+    float s[32];
+    float2 query_lse[8];
+    uint32_t k_left[HS / 16][4];
+    // Of the 64 queries of a tile from `query` on, with the keys at a place.
+    auto start_scores = [&](int query, int place) {
+        const bf16 *const q = shared.q[stage.place][0][query];
+        if constexpr (Tile::KV_IN_REGISTERS) start_product_abt<HS>(s, k_left, q, ROWS);
+        else start_product_abt<HS>(s, shared.k[opaque(place)][0][64 * consumer], KEYS, q, ROWS);
+    };
+    // The first ones of the tile that comes next, with the keys at `of`, which are new if it is the first tile of a piece. Behind the
+    // last piece there is none, and what happens to be there is multiplied: a branch around it would serialize all products.
+    auto start_first_scores = [&](const Ring<Tile::K_PLACES> &of, bool is_new) {
+        bool any = true;
+        if (is_new) {
+            barrier_wait(&shared.k_full[of.place], of.parity);
+            any = shared.piece[of.place].head >= 0;
+            if (Tile::KV_IN_REGISTERS) load_left_rows<HS>(k_left, shared.k[of.place], 64 * consumer);
+        }
+        if (any) barrier_wait(&shared.q_full[stage.place], stage.parity);
+        start_scores(0, of.place);
+    };
+    auto finish_first_scores = [&] {
+        load_columns(query_lse, shared.lse[stage.place]);
+        wgmma_wait<0>();
+        registers_settled(s);
+    };
+    start_first_scores(at, true);
+    finish_first_scores();
     for (;; at.advance(), v_at.advance()) {
-        barrier_wait(&shared.k_full[at.place], at.parity);
         const Sm90Piece piece = shared.piece[at.place];
         if (piece.head < 0) break;
 
         // Of 128 keys by 64 queries a consumer has 64 by 64; it has half of dQ of a tile.
-        float s[32], dp[32], dq[32], dk[HS / 2] = {}, dv[HS / 2] = {};
-        float2 query_lse[8];
-        uint32_t p[4][4], ds[4][4], k_left[HS / 16][4], v_left[HS / 16][4];
-        if (Tile::KV_IN_REGISTERS) load_left_rows<HS>(k_left, shared.k[at.place], 64 * consumer);
-        // Of the 64 queries of a tile from `query` on.
-        auto start_scores = [&](int query) {
-            const bf16 *const q = shared.q[stage.place][0][query];
-            if constexpr (Tile::KV_IN_REGISTERS) start_product_abt<HS>(s, k_left, q, ROWS);
-            else start_product_abt<HS>(s, shared.k[opaque(at.place)][0][64 * consumer], KEYS, q, ROWS);
-        };
+        float dp[32], dq[32], dk[HS / 2] = {}, dv[HS / 2] = {};
+        uint32_t p[4][4], ds[4][4], v_left[HS / 16][4];
         auto start_dp = [&](int query) {  // it starts at -delta
             const bf16 *const dout = shared.dout[stage.place][0][query];
             if constexpr (Tile::KV_IN_REGISTERS) start_product_abt<HS, true>(dp, v_left, dout, ROWS);
             else start_product_abt<HS, true>(dp, shared.v[opaque(v_at.place)][0][64 * consumer], KEYS, dout, ROWS);
-        };
-        auto start_first_scores = [&](int tile) {
-            if (tile < tiles) barrier_wait(&shared.q_full[stage.place], stage.parity);
-            start_scores(0);  // behind the last tile of a place that the next item may be coming to; the result is not used
-        };
-        auto finish_first_scores = [&] {
-            load_columns(query_lse, shared.lse[stage.place]);
-            wgmma_wait<0>();
-            registers_settled(s);
         };
         // Of the tile before, from all keys: 64 of its rows and 64 of its columns.
         auto start_dq = [&] {
@@ -776,17 +797,21 @@ DEVICE void sm90_backward_consume(typename Sm90Backward<HS>::Shared &shared, con
 
         const int first = first_tile<HS, CAUSAL>(piece);
         int tile = first;
-        start_first_scores(tile);
-        leaving.free(shared.k_empty, at);
+        auto start_next_scores = [&] {
+            const bool is_new = tile + 1 == tiles;
+            Ring<Tile::K_PLACES> of = at;
+            if (is_new) of.advance();
+            start_first_scores(of, is_new);
+        };
+        leaving.free(shared.k_empty, at);  // now, as the next piece's K comes there
         barrier_wait(&shared.v_full[v_at.place], v_at.parity);
         if (Tile::KV_IN_REGISTERS) load_left_rows<HS>(v_left, shared.v[v_at.place], 64 * consumer);
-        finish_first_scores();
         do {
             barrier_wait(&shared.dout_full[stage.place], stage.parity);
             spread_columns(dp, shared.minus_delta[stage.place]);
 #pragma unroll
             for (int query = 0; query < ROWS; query += 64) {
-                if (query > 0) start_scores(query);
+                if (query > 0) start_scores(query, at.place);
                 start_dp(query);
                 if (query > 0) {
                     wgmma_wait<1>();
@@ -825,14 +850,14 @@ DEVICE void sm90_backward_consume(typename Sm90Backward<HS>::Shared &shared, con
                 start_dq();
                 wgmma_wait<1>();  // dQ goes on
                 finish_tile();
-                start_first_scores(tile + 1);
+                start_next_scores();
                 wgmma_wait<1>();  // the scores go on
                 finish_dq(tile - 1);
                 finish_first_scores();
             } else {
                 wgmma_wait<0>();
                 finish_tile();
-                start_first_scores(tile + 1);
+                start_next_scores();
                 finish_first_scores();
             }
         } while (++tile < tiles);
@@ -854,7 +879,7 @@ DEVICE void sm90_backward_consume(typename Sm90Backward<HS>::Shared &shared, con
         if (is_leader()) {
             store_tile<HS>(dqkv_map, shared.k[at.place], 64 * consumer, piece.row + 64 * consumer, work.NH + piece.n, piece.b);
             store_commit();
-            store_wait_read<1>();
+            store_wait_read<1>();  // dV, the older of the two
             barrier_arrive(&shared.v_empty[v_at.place]);
             leaving.any = true;
         }
@@ -875,7 +900,7 @@ static __global__ __launch_bounds__(Sm90Backward<HS>::Registers::THREADS, 1) voi
     DYNAMIC_SHARED(memory);
     typename Tile::Shared &shared = *(typename Tile::Shared *)memory;
     if (threadIdx.x == 0) {
-        barriers_init(shared.k_full, 1), barriers_init(shared.k_empty, 2 * Tile::CONSUMERS + 1);
+        barriers_init(shared.k_full, 1), barriers_init(shared.k_empty, 2 * Tile::CONSUMERS + 1);  // all who read `piece`
         barriers_init(shared.v_full, 1), barriers_init(shared.v_empty, Tile::CONSUMERS);
         barriers_init(shared.q_full, 1), barriers_init(shared.dout_full, 1), barriers_init(shared.empty, Tile::CONSUMERS);
         barriers_init(shared.ds_full, Tile::CONSUMERS), barriers_init(shared.ds_empty, Tile::CONSUMERS);

@@ -17,7 +17,7 @@
 // products.
 //
 // attention_sm90.cuh has more of the paper: products run beside the softmax within a consumer, too, and a thread block goes on to
-// the next queries without a pause. The backward here is attention.cuh's.
+// the next queries without a pause. The backward here is attention.cuh's, as in the trainer.
 //
 // Device memory, in elements: reads Q once and K, V once per block of queries (mostly from the L2 cache), writes O, lse. FLOPs:
 // 4 T² HS a head, half if causal. (A little more: of the last causal tile consumer 0's queries see no more than half.)
@@ -197,4 +197,4 @@ static void attention_backward(bf16 *dqkv, const bf16 *dout, const bf16 *qkv, co
     attention_backward(dqkv, dout, qkv, out, lse, workspace, s.B, s.T, s.NH, s.HS, s.causal, stream);
 }
 
-PARTIAL_VARIANT(v3, "FlashAttention-3's forward, for Hopper: a warpgroup that copies, two that multiply in turns; v2's backward")
+PARTIAL_VARIANT(v3, "FlashAttention-3's forward, for Hopper: a warpgroup that copies, two that multiply in turns; the trainer's backward")

@@ -35,12 +35,5 @@ double reference_gradient(Reference *r, const int *tokens, const int *targets, i
     return loss;
 }
 
-void reference_step(Reference *r, const int *tokens, const int *targets, int B, int T, const Options *o, double rate, int64_t update,
-                    double *loss, double *norm) {
-    *loss = reference_gradient(r, tokens, targets, B, T, NULL);
-    *norm = gradient_norm(&r->model);
-    adamw(&r->model, o, rate, update, o->grad_clip > 0 && *norm > o->grad_clip ? o->grad_clip / *norm : 1);
-}
-
 float *reference_gradients(Reference *r) { return r->model.grads; }
 float *reference_weights(Reference *r) { return r->model.state.weights; }

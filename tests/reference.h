@@ -21,10 +21,6 @@ void reference_free(Reference *r);
 // The mean loss. Its gradient is reference_gradients(), and logits (B, T, V) are filled if not NULL.
 double reference_gradient(Reference *r, const int *tokens, const int *targets, int B, int T, float *logits);
 
-// One update by AdamW, number `update` from 1, with o's betas, eps, decay and clipping. Loss and norm are those before it.
-void reference_step(Reference *r, const int *tokens, const int *targets, int B, int T, const Options *o, double rate, int64_t update,
-                    double *loss, double *norm);
-
 float *reference_gradients(Reference *r);
 float *reference_weights(Reference *r);
 

@@ -19,7 +19,8 @@
 // dev/hopper_on_cpu.h adds what Hopper GPUs have: copies and products that run beside the threads, and their barriers.
 // Not found: races between a warp's lanes that a shuffle, vote or mma hides (all lanes meet there, and GPUs promise no order of
 // memory by it); x += 1 where an atomic is needed, mostly (only different blocks interleave there); memory orders weaker than
-// the host's. A loop that waits for another thread needs __nanosleep or an atomic in it, where others get to run.
+// the host's. A loop that waits for another thread needs __nanosleep or an atomic in it, where others get to run. A thread that
+// sleeps falls behind those of all blocks, by about a turn for each ns: so tests can let one be late.
 // A function-local thread_local variable is taken for shared memory, and the executable must have its symbols (no strip).
 //
 //   CUDA_ON_CPU_SEED=N          the order of threads and blocks (1; cuda_on_cpu::seed may be set between launches, too)
@@ -287,6 +288,7 @@ struct Fiber {
     std::vector<Copy> copies;  // cp.async: started, not yet arrived
     unsigned groups;           // cp.async: committed so far
     void *fake_stack;          // AddressSanitizer's
+    uint64_t wakes;            // if it sleeps: until when
     Fiber *came_from;
 };
 
@@ -335,6 +337,8 @@ struct Warp {
     alignas(64) float d[16][8];                              // (m, n)
 };
 
+enum { TICK = 256, LONGEST_SLEEP = 1000000 };  // ns: a step of the clock below, so that workers seldom meet there; as on a GPU
+
 struct Launch {
     const char *kernel;
     dim3 grid, block;
@@ -342,6 +346,10 @@ struct Launch {
     std::function<void()> run;  // one thread
     uint64_t number, count;     // of this launch in the process; of its blocks
     std::atomic<uint64_t> next_block;
+    alignas(64) std::atomic<uint64_t> clock = {0};  // in ns; each turn of a thread takes one
+    std::mutex sleep_mutex = {};                    // for what follows
+    std::vector<uint64_t> asleep = {};  // of each worker: until when all its blocks sleep, 0 if one does not, the most at the end
+    uint64_t all_slept = 0;             // how long all blocks slept, in ns
 };
 
 // What goes on beside the threads of a block: the copies and products of dev/hopper_on_cpu.h.
@@ -353,7 +361,7 @@ struct Engine {
 };
 
 struct Block {
-    const Launch *launch;
+    Launch *launch;
     uint3 index;  // blockIdx
     Warp warps[MAX_WARPS];
     Fiber fibers[MAX_THREADS];
@@ -362,6 +370,8 @@ struct Block {
     unsigned current;   // the warp whose turn it is
     uint32_t restless;  // its turn ends when these bits of a random number are 0
     uint64_t random_state;
+    unsigned turns;     // of its threads
+    std::vector<Fiber *> sleeping;
     const Operation *barrier;  // where threads wait, if any do
     unsigned at_barrier, votes, last_votes;
     Fiber *home;  // the worker that runs this block
@@ -401,7 +411,7 @@ inline unsigned random_bit(uint32_t bits, uint32_t random) {
 #endif
 }
 
-[[noreturn]] inline void report_deadlock(Block *block) {
+[[noreturn]] inline void report_deadlock(Block *block, const char *why) {
     std::map<std::pair<const Operation *, uint32_t>, std::vector<unsigned>> waiting;  // threads by operation and mask
     for (unsigned i = 0; i < block->thread_count; i++) {
         const Warp &warp = block->warps[i / LANES];
@@ -416,15 +426,33 @@ inline unsigned random_bit(uint32_t bits, uint32_t random) {
         text += line;
     }
     if (block->engine) text += block->engine->waiting();
-    stop("deadlock in %s, block (%u, %u, %u): of %u threads %u have ended, and the others wait for each other:%s",
+    stop("deadlock in %s, block (%u, %u, %u): of %u threads %u have ended, and the others %s:%s",
          block->launch->kernel, block->index.x, block->index.y, block->index.z, block->thread_count,
-         block->thread_count - block->alive, text.c_str());
+         block->thread_count - block->alive, why, text.c_str());
 }
 
-// Warps take long turns, so that the stacks at work fit the cache, and so that one warp is far ahead of others.
+inline void wake(Fiber *fiber) {
+    fiber->warp->runnable |= 1u << fiber->lane;
+    fiber->block->runnable |= 1u << (fiber->warp - fiber->block->warps);
+}
+
+__noinline__ inline void wake_sleepers(Block *block) {
+    const uint64_t now = block->launch->clock;
+    for (size_t i = block->sleeping.size(); i-- > 0;) {
+        if (block->sleeping[i]->wakes > now) continue;
+        wake(block->sleeping[i]);
+        block->sleeping.erase(block->sleeping.begin() + (ptrdiff_t)i);
+    }
+}
+
+// Warps take long turns, so that the stacks at work fit the cache, and so that one warp is far ahead of others. If the threads that
+// could run all sleep, it is other blocks' turn: the worker's.
 inline Fiber *choose(Block *block) {
+    if (++block->turns % TICK == 0) block->launch->clock += TICK;
+    if (!block->sleeping.empty()) wake_sleepers(block);
     if (block->engine) block->engine->step();
-    if (!block->runnable) report_deadlock(block);
+    if (!block->runnable && !block->sleeping.empty()) return block->home;
+    if (!block->runnable) report_deadlock(block, "wait for each other");
     uint32_t random = random_bits(block);
     if (!block->warps[block->current].runnable || !(random & block->restless))
         block->current = random_bit(block->runnable, random_bits(block));
@@ -436,7 +464,7 @@ inline void run_next(Fiber *me) {
     if (next != me) switch_fiber(me, next);
 }
 
-// The caller stays runnable. Now and then the worker is told, too: what this block waits for may be another block's to do.
+// Now and then to the worker, too: what this block waits for may be another block's to do.
 inline void give_way(Fiber *me) {
     if (random_bits(me->block) & 3) run_next(me);
     else switch_fiber(me, me->block->home);
@@ -463,6 +491,16 @@ inline void block_lane(Fiber *me, const Operation *operation, uint32_t mask) {
     warp->mask[me->lane] = mask;
     warp->runnable &= ~(1u << me->lane);
     if (!warp->runnable) me->block->runnable &= ~(1u << (warp - me->block->warps));
+}
+
+// The caller goes on when other threads, of all blocks, have had about as many turns as it sleeps ns, or when nothing else is left
+// to do.
+__noinline__ inline void fall_asleep(Fiber *me, unsigned ns) {
+    static const Operation NANOSLEEP = {"__nanosleep", NULL};
+    me->wakes = me->block->launch->clock + (std::min<unsigned>(ns, LONGEST_SLEEP) + TICK - 1) / TICK * TICK;
+    me->block->sleeping.push_back(me);
+    block_lane(me, &NANOSLEEP, 0);
+    give_way(me);
 }
 
 // Lets the lanes go on that wait in the same operation as `lane` does, if all of its mask have come or have ended.
@@ -694,7 +732,7 @@ inline void make_fiber(Fiber *fiber, unsigned number) {
     make_context(&fiber->context, memory + GUARD_BYTES, STACK_BYTES - offset, fiber_main);
 }
 
-inline void start_block(Block *block, const Launch *launch, uint64_t number, Fiber *home) {
+inline void start_block(Block *block, Launch *launch, uint64_t number, Fiber *home) {
     dim3 size = launch->block;
     block->launch = launch;
     block->index = {(unsigned)(number % launch->grid.x), (unsigned)(number / launch->grid.x % launch->grid.y),
@@ -703,6 +741,7 @@ inline void start_block(Block *block, const Launch *launch, uint64_t number, Fib
     block->runnable = block->at_barrier = block->votes = 0;
     block->random_state = mix(mix(seed, launch->number), number);
     block->restless = 0xFFFu >> 4 * (block->random_state % 3);  // long turns in some blocks, short ones in others
+    block->turns = 0;
     block->home = home;
     block->engine.reset();
     for (unsigned i = 0; i < block->thread_count; i++) {
@@ -739,10 +778,33 @@ inline void explain_overflow(int number, siginfo_t *info, void *) {
     signal(number, SIG_DFL);  // and fault again
 }
 
+// All blocks of a worker sleep. Their time comes as others have their turns, or, if all workers sleep, it jumps to the first that
+// wakes. If it has jumped by far more than kernels have reason to sleep, threads wait in loops for what nobody will do.
+inline void wait_for_sleepers(Launch *launch, unsigned worker, const std::vector<Block *> &blocks) {
+    uint64_t wakes = UINT64_MAX;
+    for (const Block *block : blocks)
+        for (const Fiber *fiber : block->sleeping) wakes = std::min(wakes, fiber->wakes);
+    std::unique_lock<std::mutex> lock(launch->sleep_mutex);
+    launch->asleep[worker] = wakes;
+    for (;;) {
+        const uint64_t now = launch->clock, first = *std::min_element(launch->asleep.begin(), launch->asleep.end());
+        if (now < first) {
+            launch->clock = first;
+            launch->all_slept += first - now;
+            if (launch->all_slept > 200 * LONGEST_SLEEP) report_deadlock(blocks[0], "wait, as all other blocks do");
+        }
+        if (wakes <= launch->clock) break;
+        lock.unlock();
+        std::this_thread::yield();
+        lock.lock();
+    }
+    launch->asleep[worker] = 0;
+}
+
 // Takes blocks until none is left. A block that gives way, for it waits for another, gets company on the same worker after a
-// while; so up to RESIDENT_MAX blocks are under way, as several are on a multiprocessor.
+// while, and one that sleeps at once; so up to RESIDENT_MAX blocks are under way, as several are on a multiprocessor.
 enum { RESIDENT_MAX = 32 };
-inline void run_blocks(Launch *launch) {
+inline void run_blocks(Launch *launch, unsigned worker) {
     alignas(16) char signal_stack[64 << 10];  // a fiber's own is full when the handler is needed
     stack_t stack = {}, stack_before;
     stack.ss_sp = signal_stack;
@@ -750,20 +812,28 @@ inline void run_blocks(Launch *launch) {
     sigaltstack(&stack, &stack_before);
     Fiber home = {};
     std::vector<Block *> resident;
-    unsigned gave_way = 0, turn = 0;
+    unsigned gave_way = 0, asleep = 0, turn = 0;  // asleep: so many blocks, one after the other
     for (;;) {
-        if (resident.empty() || (gave_way > 16 * resident.size() && resident.size() < RESIDENT_MAX)) {
+        const bool company = gave_way > 16 * resident.size() || asleep >= resident.size();
+        if (resident.empty() || (company && resident.size() < RESIDENT_MAX)) {
             uint64_t number = launch->next_block++;
             if (number < launch->count) {
                 resident.push_back(take_block());
                 start_block(resident.back(), launch, block_in_order(launch, number), &home);
+                asleep = 0;
             } else if (resident.empty()) break;
             gave_way = 0;
+        }
+        if (asleep >= resident.size()) {
+            wait_for_sleepers(launch, worker, resident);
+            asleep = 0;
         }
         size_t which = turn++ % resident.size();
         Block *block = resident[which];
         exchange_static_shared(block, false);
-        switch_fiber(&home, choose(block));
+        Fiber *next = choose(block);
+        asleep = next == &home ? asleep + 1 : 0;
+        if (next != &home) switch_fiber(&home, next);
         self = NULL;
         if (block->alive) {
             exchange_static_shared(block, true);
@@ -777,6 +847,8 @@ inline void run_blocks(Launch *launch) {
         }
     }
     sigaltstack(&stack_before, NULL);
+    std::lock_guard<std::mutex> lock(launch->sleep_mutex);
+    launch->asleep[worker] = UINT64_MAX;
 }
 
 enum { SHARED_BYTES = 48 << 10 };  // without a request for more
@@ -810,9 +882,10 @@ inline void run_launch(Launch *launch) {
     static std::atomic<uint64_t> launches;
     launch->number = launches++;
     launch->count = (uint64_t)launch->grid.x * launch->grid.y * launch->grid.z;
+    launch->asleep.assign((size_t)std::max<uint64_t>(1, std::min<uint64_t>(worker_count, launch->count)), 0);
     std::vector<std::thread> helpers;  // anew each time, so that a process has them after a fork, too
-    for (uint64_t i = 1; i < std::min<uint64_t>(worker_count, launch->count); i++) helpers.emplace_back(run_blocks, launch);
-    run_blocks(launch);
+    for (unsigned i = 1; i < launch->asleep.size(); i++) helpers.emplace_back(run_blocks, launch, i);
+    run_blocks(launch, 0);
     for (std::thread &helper : helpers) helper.join();
 }
 
@@ -945,7 +1018,7 @@ template <typename T> inline T __shfl_xor_sync(unsigned mask, T value, int bits,
     return cuda_on_cpu::shuffle(&cuda_on_cpu::SHFL_XOR, mask, value, source < end ? source : lane);
 }
 
-inline void __nanosleep(unsigned) { if (cuda_on_cpu::self) cuda_on_cpu::give_way(cuda_on_cpu::self); }
+inline void __nanosleep(unsigned ns) { if (cuda_on_cpu::self) cuda_on_cpu::fall_asleep(cuda_on_cpu::self, ns); }
 inline int load_acquire(const int *address) {
     cuda_on_cpu::maybe_give_way();
     return __atomic_load_n(address, __ATOMIC_ACQUIRE);

@@ -89,11 +89,6 @@ struct NamedBarrier { unsigned threads, arrived; std::vector<Fiber *> waiting; }
 inline const Operation BARRIER_WAIT = {"barrier_wait", NULL}, NAMED_BARRIER_SYNC = {"named_barrier_sync", NULL},
                        SET_REGISTERS = {"registers_increase", NULL};
 
-inline void wake(Fiber *fiber) {
-    fiber->warp->runnable |= 1u << fiber->lane;
-    fiber->block->runnable |= 1u << (fiber->warp - fiber->block->warps);
-}
-
 struct Hopper : Engine {
     Block *block;
     uint64_t clock = 0, next_due = UINT64_MAX;

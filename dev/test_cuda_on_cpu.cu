@@ -532,6 +532,46 @@ TEST(blocks_wait_for_blocks) {
     cuda_on_cpu::worker_count = given;
 }
 
+// Who sleeps longer comes later: threads of all blocks,
+static bool sleepers_in_order(void) {
+    enum { BLOCKS = 3, THREADS = 64, ALL = BLOCKS * THREADS };
+    int *place = device<int>(ALL), *came = device<int>(1);
+    *came = 0;
+    run(BLOCKS, THREADS, 0, [=] {
+        unsigned i = (blockIdx.x * THREADS + threadIdx.x) * 77 % ALL;
+        __nanosleep(5000 * (i + 1));
+        place[i] = atomicAdd(came, 1);
+    });
+    return all_right(ALL, [=](int i) { return place[i] == i; });
+}
+
+// and one behind others that do not sleep, in its block or in another; as long as they have fewer turns than it sleeps ns.
+static bool sleeper_falls_behind(void) {
+    int *rounds = device<int>(1), *seen = device<int>(1);
+    *rounds = 0;
+    run(2, 64, 0, [=] {
+        if (blockIdx.x == 0 && threadIdx.x == 5) {
+            __nanosleep(200000);
+            *seen = atomicAdd(rounds, 0);
+        } else if (threadIdx.x >= 32) {
+            for (int i = 0; i < 100; i++) atomicAdd(rounds, 1), __syncwarp();
+        }
+    });
+    return *seen == 2 * 32 * 100;
+}
+
+TEST(sleep) {
+    unsigned given = cuda_on_cpu::worker_count;
+    for (unsigned workers = 1; workers <= 3; workers++) {
+        cuda_on_cpu::worker_count = workers;
+        CHECK(wrong_orders(sleepers_in_order) == 0);
+        CHECK(wrong_orders(sleeper_falls_behind) == 0);
+        CHECK_ENDS("and the others wait, as all other blocks do", run(3, 64, 0, [] { for (;;) __nanosleep(~0u); }));
+        CHECK_SAID("64 wait in __nanosleep");
+    }
+    cuda_on_cpu::worker_count = given;
+}
+
 // ----------------------------------------------------------------------------
 // Numbers
 

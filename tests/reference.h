@@ -6,7 +6,6 @@
 #define TESTS_REFERENCE_H
 
 #include "gpt/model.h"
-#include "gpt/options.h"
 
 #ifdef __cplusplus
 extern "C" {

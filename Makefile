@@ -53,6 +53,11 @@ endif
 # Code for 9.0 may use instructions of just this generation, which is the "a".
 GPU ?= $(or $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | grep -x '[0-9.]*' | sort -u | sed 's/^9\.0$$/&a/'),\
     8.0 9.0a 10.0 12.0)
+ifneq ($(origin GPU),file)
+ifneq ($(if $(strip $(GPU)),$(shell printf '%s\n' $(GPU) | grep -vxE '(8|9|1[0-9])\.[0-9][af]?'),none),)
+$(error GPU is '$(GPU)'; expected compute capabilities from 8.0 on, as in GPU="8.0 9.0a")
+endif
+endif
 NVCC_FLAGS = -std=c++17 -O3 -I. -DBUILT_FOR='"$(GPU)"' -lineinfo -Xcompiler -Wall,-Wextra,-fopenmp $(if $(PTXAS),-Xptxas=$(PTXAS)) \
     $(foreach gpu,$(subst .,,$(GPU)),-gencode arch=compute_$(gpu),code=sm_$(gpu))
 endif

@@ -60,14 +60,21 @@ template <int HS> struct AttentionTiles {
 
 static inline size_t attention_padded(int T) { return ((size_t)T + ATTENTION_PAD - 1) / ATTENTION_PAD * ATTENTION_PAD; }
 
-// How many thread blocks there are if each has so many of the T rows of a head. Kernels count blocks and rows, padded ones, too, by
-// int; their offsets are size_t.
+// How many thread blocks there are if each has so many of the T rows of a head.
 static inline unsigned attention_grid(int B, size_t T, int NH, int rows) {
     const size_t blocks = (T + rows - 1) / rows * B * NH;
-    if (blocks > INT32_MAX || T > INT32_MAX - ATTENTION_PAD)
-        die("attention for B = %d, T = %zu and %d heads needs %zu thread blocks; expected at most %d, and T up to %d", B, T, NH,
-            blocks, INT32_MAX, INT32_MAX - ATTENTION_PAD);
+    if (blocks > INT32_MAX)
+        die("attention for B = %d, T = %zu and %d heads needs %zu thread blocks; expected at most %d: use a smaller batch", B, T, NH,
+            blocks, INT32_MAX);
     return (unsigned)blocks;
+}
+
+// Ends the program unless there are kernels for this shape. They count rows, padded ones, too, by int; their offsets are size_t.
+static inline void attention_check(int B, int T, int NH, int HS) {
+    enum { MOST_T = INT32_MAX - 4096 };
+    if (HS != 32 && HS != 64 && HS != 128) die("attention has no kernels for head size %d; it has them for 32, 64 and 128", HS);
+    if (B < 1 || T < 1 || NH < 1) die("attention for B = %d, T = %d and %d heads; expected at least one of each", B, T, NH);
+    if (T > MOST_T) die("attention for T = %d; expected at most %d", T, MOST_T);
 }
 
 // True if attention of this head size can be computed, on the current device if there is one. If not, false after fail("what is
@@ -427,28 +434,36 @@ static void attention_backward_on_sm90(bf16 *dqkv, const bf16 *dout, const bf16 
 // ----------------------------------------------------------------------------
 // What the trainer calls
 
-// Decided at the first call, for the device that is current then. With ATTENTION_NO_SM90 in the environment it never is.
+// Decided at the first call, for the device that is current then. ATTENTION_NO_SM90=1 in the environment turns it off.
 static inline bool attention_uses_sm90(int HS) {
-    static const bool available = !getenv("ATTENTION_NO_SM90") && hopper_available();
+    static const char *const off = getenv("ATTENTION_NO_SM90");
+    static const bool available = (!off || !*off || !strcmp(off, "0")) && hopper_available();
     return available && (HS == 64 || HS == 128);
 }
 
 // Bytes of device memory, a multiple of 4, that attention_forward() and, if wanted, attention_backward() need beside their tensors.
 // Nothing is kept there between calls, but calls on two streams need one each.
 static inline size_t attention_workspace_bytes(int B, int T, int NH, int HS, bool backward) {
+    attention_check(B, T, NH, HS);
     if (!backward) return sizeof(unsigned);
-    if (!attention_uses_sm90(HS)) return (size_t)B * NH * attention_padded(T) * 2 * sizeof(float);  // lse and delta of each row
+    int device;
+    const bool is_plan = cudaGetDevice(&device) != cudaSuccess;  // without a GPU: for one that needs more
+    if (HS == 32 || (!is_plan && !attention_uses_sm90(HS)))
+        return (size_t)B * NH * attention_padded(T) * 2 * sizeof(float);  // lse and delta of each row
     return (HS == 64 ? sm90_workspace<64> : sm90_workspace<128>)(NULL, B, T, NH).bytes;
 }
 
 // out (B, T, NH, HS) = softmax(Q Kᵀ / sqrt(HS)) V for each batch element and head, and the natural logarithm of each softmax's
 // denominator, lse (B, NH, T), from qkv (B, T, 3, NH, HS), where Q, K and V are at 0, 1 and 2. Causal: a position sees those up to
 // its own; else all. Any sizes from 1 on, but for HS, which attention_supports() has to have accepted; workspace has
-// attention_workspace_bytes(). All in device memory,
-// contiguous, at multiples of 16 bytes, none overlapping another. Asynchronous on the stream; ends the program if the launch fails.
+// attention_workspace_bytes(). All in device memory, contiguous, at multiples of 16 bytes, none overlapping another. Asynchronous on
+// the stream; ends the program if the launch fails.
+//
+// Scores may be as large as 10⁴: lse, a float, is off by 10⁻⁷ of their size, and the backward's P by that factor: 0.1 % there. All of V
+// has to be finite, also what a row does not see, as it takes part with a weight of 0.
 static inline void attention_forward(bf16 *out, float *lse, const bf16 *qkv, void *workspace, int B, int T, int NH, int HS,
                                      bool causal, cudaStream_t stream) {
-    assert(HS == 32 || HS == 64 || HS == 128);
+    attention_check(B, T, NH, HS);
     if (attention_uses_sm90(HS)) {
         auto forward = HS == 64 ? attention_sm90_forward_of<64> : attention_sm90_forward_of<128>;
         forward(out, lse, qkv, workspace, B, T, NH, causal, stream);
@@ -462,7 +477,7 @@ static inline void attention_forward(bf16 *out, float *lse, const bf16 *qkv, voi
 // wrote. The workspace has the bytes for a backward. Sizes, memory and errors as there; asynchronous on the stream.
 static inline void attention_backward(bf16 *dqkv, const bf16 *dout, const bf16 *qkv, const bf16 *out, const float *lse,
                                       void *workspace, int B, int T, int NH, int HS, bool causal, cudaStream_t stream) {
-    assert(HS == 32 || HS == 64 || HS == 128);
+    attention_check(B, T, NH, HS);
     if (attention_uses_sm90(HS)) {
         auto backward = HS == 64 ? attention_backward_on_sm90<64> : attention_backward_on_sm90<128>;
         backward(dqkv, dout, qkv, out, lse, workspace, B, T, NH, causal, stream);

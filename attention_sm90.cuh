@@ -69,11 +69,11 @@ DEVICE bool announce(Sm90Piece (&pieces)[N], Barrier (&full)[N], Barrier (&empty
 }
 
 static inline Sm90Work sm90_work(int B, int T, int NH, int HS, int rows, bool first_is_short, int section_heads, unsigned *claims) {
-    enum { MOST = INT32_MAX - 4096 };  // claims go beyond the items, by one for each thread block, and tiles beyond T
+    enum { MOST = INT32_MAX - 4096 };  // claims go beyond the items, by one for each thread block
     const int blocks = (int)(((size_t)T + rows - 1) / rows);
     const size_t items = (size_t)B * NH * blocks;
-    if (items > MOST || T > MOST)
-        die("attention for B = %d, T = %d and %d heads has %zu pieces of work; expected at most %d, and T up to that", B, T, NH,
+    if (items > MOST)
+        die("attention for B = %d, T = %d and %d heads has %zu pieces of work; expected at most %d: use a smaller batch", B, T, NH,
             items, MOST);
     return {T, NH, B * NH, blocks, first_is_short ? blocks * rows - (T + 63) / 64 * 64 : 0, (int)items, section_heads, claims,
             1.0f / sqrtf((float)HS)};

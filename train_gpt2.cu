@@ -66,6 +66,7 @@ static bool gpu_start(char *name, size_t size) {
                     "GPU=%d.%d%s", BUILT_FOR, device.name, device.major, device.minor, device.major, device.minor,
                     device.major == 9 ? "a" : "");
     CUDA_CHECK(code);
+    if (device.major == 9 && !hopper_available()) warn("attention will be slower than it could be here: %s", error_text);
 #endif
     CUDA_CHECK(cudaStreamCreateWithFlags(&gpu.stream, cudaStreamNonBlocking));
     CUDA_CHECK(cudaStreamCreateWithFlags(&gpu.copies, cudaStreamNonBlocking));

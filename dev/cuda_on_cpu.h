@@ -387,13 +387,19 @@ inline uint64_t mix(uint64_t a, uint64_t b) {
     return z ^ z >> 32;
 }
 
-inline uint64_t environment(const char *name, uint64_t otherwise) {
+inline uint64_t environment(const char *name, uint64_t otherwise, uint64_t least, uint64_t most) {
     const char *given = getenv(name);
-    return given && *given ? strtoull(given, NULL, 0) : otherwise;
+    char *end;
+    if (!given || !*given) return otherwise;
+    errno = 0;
+    uint64_t number = strtoull(given, &end, 0);
+    if (*end || given[0] < '0' || given[0] > '9' || errno || number < least || number > most)
+        stop("%s is '%s'; expected a whole number from %llu to %llu", name, given, (unsigned long long)least, (unsigned long long)most);
+    return number;
 }
 
-inline uint64_t seed = environment("CUDA_ON_CPU_SEED", 1);
-inline unsigned worker_count = (unsigned)environment("CUDA_ON_CPU_WORKERS", std::thread::hardware_concurrency());
+inline uint64_t seed = environment("CUDA_ON_CPU_SEED", 1, 0, UINT64_MAX);
+inline unsigned worker_count = (unsigned)environment("CUDA_ON_CPU_WORKERS", std::thread::hardware_concurrency(), 1, 1024);
 
 inline uint32_t random_bits(Block *block) {
     block->random_state = block->random_state * 6364136223846793005u + 1442695040888963407u;
@@ -857,7 +863,7 @@ inline std::mutex limits_mutex;
 inline std::map<void (*)(), size_t> shared_limits;  // of kernels that asked for more
 
 inline cudaError_t result(cudaError_t error) { return error == cudaSuccess ? error : last_error = error; }
-inline size_t shared_bytes_optin() { return (size_t)environment("CUDA_ON_CPU_SHARED_KB", 227) << 10; }
+inline size_t shared_bytes_optin() { return (size_t)environment("CUDA_ON_CPU_SHARED_KB", 227, 48, 1024) << 10; }
 inline size_t memory_bytes() { return (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGESIZE); }
 
 // (CUDA C++ Programming Guide, "Technical Specifications per Compute Capability")
@@ -926,7 +932,9 @@ inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp *properties, int devic
     *properties = {"CPU, emulating a GPU", cuda_on_cpu::memory_bytes(), cuda_on_cpu::SHARED_BYTES, shared, shared + 1024,
                    9, 0, 3, warpSize, cuda_on_cpu::MAX_THREADS, 2048, 32 << 20};
     const char *capability = getenv("CUDA_ON_CPU_CAPABILITY");
-    if (capability) sscanf(capability, "%d.%d", &properties->major, &properties->minor);
+    char more;
+    if (capability && *capability && sscanf(capability, "%d.%d%c", &properties->major, &properties->minor, &more) != 2)
+        cuda_on_cpu::stop("CUDA_ON_CPU_CAPABILITY is '%s'; expected two numbers, as in 9.0", capability);
     return cudaSetDevice(device);
 }
 inline cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int device) {

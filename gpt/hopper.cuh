@@ -233,8 +233,10 @@ static inline bool hopper_available(void) {
     CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
     CUDA_CHECK(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device));
     CUDA_CHECK(cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
-    if (major != 9 || minor != 0) return fail("the kernels for Hopper need compute capability 9.0, and this GPU has %d.%d", major, minor);
-    if (shared < SHARED) return fail("the kernels for Hopper need %d KiB of shared memory a block, and this GPU has %d", SHARED / 1024, shared / 1024);
+    if (major != 9 || minor != 0)
+        return fail("the kernels for Hopper need compute capability 9.0, and this GPU has %d.%d", major, minor);
+    if (shared < SHARED)
+        return fail("the kernels for Hopper need %d KiB of shared memory a block, and this GPU has %d", SHARED / 1024, shared / 1024);
 #ifdef __CUDACC__
     cudaFuncAttributes attributes;
     CUDA_CHECK(cudaFuncGetAttributes(&attributes, hopper_probe));

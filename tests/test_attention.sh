@@ -27,10 +27,10 @@ refused 'no case has' test v2 'T 77777'
 end
 
 begin 'shapes that make no sense are refused'
-refused 'T is 0; expected a whole number from 1' bench v2 1 0 2 64
-refused 'B is -1; expected' bench v2 -1 64 2 64
-refused 'T is 6x; expected' bench v2 1 6x 2 64
-refused 'NH is 2.5; expected' bench v2 1 64 2.5 64
+refused "T is '0'; expected a whole number from 1" bench v2 1 0 2 64
+refused "B is '-1'; expected" bench v2 -1 64 2 64
+refused "T is '6x'; expected" bench v2 1 6x 2 64
+refused "NH is '2.5'; expected" bench v2 1 64 2.5 64
 refused 'a shape is four numbers' bench v2 1 64 2
 refused 'HS is 99999999999; expected' bench v2 1 64 2 99999999999
 refused 'GiB of device memory' bench v2 100000 100000 12 64
@@ -88,7 +88,7 @@ if [ -e /dev/full ]; then
     grep -q 'error: the results cannot be written' "$errors" || wrong "it says: $(cat "$errors")"
     rm -f "$errors"
 fi
-TEST_RUNS=0 refused 'TEST_RUNS is 0; expected a whole number' test v2 'T 1 '
+TEST_RUNS=0 refused "TEST_RUNS is '0'; expected a whole number" test v2 'T 1 '
 TEST_SEED=abc refused "TEST_SEED is 'abc'; expected a whole number" test v2 'T 1 '
 end
 

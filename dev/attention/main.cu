@@ -42,6 +42,9 @@ static std::string shape_name(Shape s) {
 // The device
 
 static cudaDeviceProp device;
+#ifdef __CUDACC__
+static __global__ void nothing(void) {}  // is there code for this GPU?
+#endif
 
 static void open_device(void) {
     int count = 0;
@@ -52,6 +55,14 @@ static void open_device(void) {
     if (device.major < 8)
         die("%s has compute capability %d.%d, and the kernels need 8.0 or later; attention-cpu runs them on the CPU", device.name,
             device.major, device.minor);
+#ifdef __CUDACC__
+    cudaFuncAttributes attributes;
+    const cudaError_t code = cudaFuncGetAttributes(&attributes, nothing);
+    if (code == cudaErrorNoKernelImageForDevice || code == cudaErrorInvalidDeviceFunction)
+        die("this program was built for GPUs of compute capability %s, and %s has %d.%d; build it with make attention GPU=%d.%d%s",
+            BUILT_FOR, device.name, device.major, device.minor, device.major, device.minor, device.major == 9 ? "a" : "");
+    CUDA_CHECK(code);
+#endif
 }
 
 // Free device memory in bytes, less what allocations lose to rounding.
@@ -125,7 +136,7 @@ static int parse_size(const char *name, const char *text) {
     char *end;
     long value = strtol(text, &end, 10);
     if (end == text || *end || value < 1 || value > INT32_MAX)
-        die("%s is %s; expected a whole number from 1 to %d", name, text, INT32_MAX);
+        die("%s is '%s'; expected a whole number from 1 to %d", name, text, INT32_MAX);
     return (int)value;
 }
 
@@ -223,8 +234,9 @@ static int test(const Variant *only, const char *part) {
     const double host_memory = 0.8 * (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE);  // others need some, too
     const char *given = getenv("TEST_SEED");
     char *end = NULL;
+    errno = 0;
     uint64_t seed = given ? strtoull(given, &end, 0) : (uint64_t)time(NULL);
-    if (given && (end == given || *end)) die("TEST_SEED is '%s'; expected a whole number, as a run prints it", given);
+    if (given && (end == given || *end || errno || strchr(given, '-'))) die("TEST_SEED is '%s'; expected a whole number, as a run prints it", given);
     const char *const wanted_runs = getenv("TEST_RUNS");
     const int runs = wanted_runs ? parse_size("TEST_RUNS", wanted_runs) : 2;
     printf("# TEST_SEED=%llu\n", (unsigned long long)seed);
@@ -518,7 +530,8 @@ int main(int argc, char **argv) {
         else if (!strncmp(argv[i], "--", 2)) die("there is no option %s; there are: --full, --json and --help", argv[i]);
         else words.push_back(argv[i]);
     }
-    if (words.empty()) return usage(), 0;
+    if (argc == 1) return usage(), 0;
+    if (words.empty()) die("there is no command; there are: test and bench");
     std::string command = words[0];
     if (command != "test" && command != "bench") die("there is no command '%s'; there are: test and bench", words[0]);
     size_t next = 1;

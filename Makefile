@@ -53,6 +53,7 @@ endif
 # Code for 9.0 may use instructions of just this generation, which is the "a".
 GPU ?= $(or $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | grep -x '[0-9.]*' | sort -u | sed 's/^9\.0$$/&a/'),\
     8.0 9.0a 10.0 12.0)
+# What is given is looked at here, as nvcc's own words would not say what to do.
 ifneq ($(origin GPU),file)
 ifneq ($(if $(strip $(GPU)),$(shell printf '%s\n' $(GPU) | grep -vxE '(8|9|1[0-9])\.[0-9][af]?'),none),)
 $(error GPU is '$(GPU)'; expected compute capabilities from 8.0 on, as in GPU="8.0 9.0a")

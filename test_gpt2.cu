@@ -707,6 +707,7 @@ TEST(training_as_pytorch) {
             if (getenv("TEST_VERBOSE"))
                 printf("#   loss %.6f, should be %.6f; norm %.4f, should be %.4f\n", loss, losses[step], update.norm, norms[step]);
         }
+        CHECK(losses[8] < losses[0] - 0.5 && losses[9] < losses[1] - 0.5, "(the run does not learn: it would say little)");
         models_free();
         release();
     }

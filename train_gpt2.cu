@@ -59,13 +59,7 @@ static bool gpu_start(char *name, size_t size) {
         return fail("%s has compute capability %d.%d, and at least 8.0 is needed, for bf16; ./train_gpt2 trains on the CPU", device.name,
                     device.major, device.minor);
 #ifdef __CUDACC__
-    cudaFuncAttributes attributes;  // of any kernel: is there code of it for this GPU?
-    const cudaError_t code = cudaFuncGetAttributes(&attributes, attention_stats_kernel<64>);
-    if (code == cudaErrorNoKernelImageForDevice || code == cudaErrorInvalidDeviceFunction)
-        return fail("this program was built for GPUs of compute capability %s, and %s has %d.%d; build it with make train_gpt2cu "
-                    "GPU=%d.%d%s", BUILT_FOR, device.name, device.major, device.minor, device.major, device.minor,
-                    device.major == 9 ? "a" : "");
-    CUDA_CHECK(code);
+    if (!gpu_has_code(device, BUILT_FOR, "train_gpt2cu")) return false;
     if (device.major == 9 && !hopper_available()) warn("attention will be slower than it could be here: %s", error_text);
 #endif
     CUDA_CHECK(cudaStreamCreateWithFlags(&gpu.stream, cudaStreamNonBlocking));

@@ -28,6 +28,21 @@ static inline void cuda_check(cudaError_t error, const char *call, const char *f
     if (error != cudaSuccess) die("%s: %s (%s:%d)", call, cudaGetErrorString(error), file, line);
 }
 
+#ifdef __CUDACC__
+static __global__ void code_probe(void) {}
+
+// True if this program, which `make target` has built for GPUs of some capabilities, has code for the device. Else false after fail().
+static inline bool gpu_has_code(const cudaDeviceProp &device, const char *built_for, const char *target) {
+    cudaFuncAttributes attributes;
+    const cudaError_t error = cudaFuncGetAttributes(&attributes, code_probe);
+    if (error == cudaErrorNoKernelImageForDevice || error == cudaErrorInvalidDeviceFunction)
+        return fail("this program was built for GPUs of compute capability %s, and %s has %d.%d; build it with make %s GPU=%d.%d%s",
+                    built_for, device.name, device.major, device.minor, target, device.major, device.minor,
+                    device.major == 9 ? "a" : "");
+    return CUDA_CHECK(error), true;
+}
+#endif
+
 // LAUNCH(kernel, grid, block, shared_bytes, stream, arguments...). A block gets more than 48 KiB of shared memory only on request.
 // A kernel that is a template goes by a pointer: auto kernel = foo_kernel<64, true>; LAUNCH(kernel, ...).
 #define LAUNCH(kernel, grid, block, shared_bytes, stream, ...)                                                                 \

@@ -32,7 +32,7 @@ refused "B is '-1'; expected" bench v2 -1 64 2 64
 refused "T is '6x'; expected" bench v2 1 6x 2 64
 refused "NH is '2.5'; expected" bench v2 1 64 2.5 64
 refused 'a shape is four numbers' bench v2 1 64 2
-refused 'HS is 99999999999; expected' bench v2 1 64 2 99999999999
+refused "HS is '99999999999'; expected" bench v2 1 64 2 99999999999
 refused 'GiB of device memory' bench v2 100000 100000 12 64
 end
 
@@ -88,8 +88,15 @@ if [ -e /dev/full ]; then
     grep -q 'error: the results cannot be written' "$errors" || wrong "it says: $(cat "$errors")"
     rm -f "$errors"
 fi
+end
+
+begin 'settings that make no sense are refused'
 TEST_RUNS=0 refused "TEST_RUNS is '0'; expected a whole number" test v2 'T 1 '
 TEST_SEED=abc refused "TEST_SEED is 'abc'; expected a whole number" test v2 'T 1 '
+TEST_SEED=-1 refused "TEST_SEED is '-1'; expected a whole number" test v2 'T 1 '
+CUDA_ON_CPU_SEED=x refused "CUDA_ON_CPU_SEED is 'x'; expected a whole number" test v2 'T 1 '
+CUDA_ON_CPU_CAPABILITY=9.0a refused "CUDA_ON_CPU_CAPABILITY is '9.0a'; expected two numbers" test v2 'T 1 '
+refused 'no command; there are: test and bench' --full
 end
 
 begin 'without arguments it explains itself'

@@ -42,9 +42,6 @@ static std::string shape_name(Shape s) {
 // The device
 
 static cudaDeviceProp device;
-#ifdef __CUDACC__
-static __global__ void nothing(void) {}  // is there code for this GPU?
-#endif
 
 static void open_device(void) {
     int count = 0;
@@ -56,12 +53,7 @@ static void open_device(void) {
         die("%s has compute capability %d.%d, and the kernels need 8.0 or later; attention-cpu runs them on the CPU", device.name,
             device.major, device.minor);
 #ifdef __CUDACC__
-    cudaFuncAttributes attributes;
-    const cudaError_t code = cudaFuncGetAttributes(&attributes, nothing);
-    if (code == cudaErrorNoKernelImageForDevice || code == cudaErrorInvalidDeviceFunction)
-        die("this program was built for GPUs of compute capability %s, and %s has %d.%d; build it with make attention GPU=%d.%d%s",
-            BUILT_FOR, device.name, device.major, device.minor, device.major, device.minor, device.major == 9 ? "a" : "");
-    CUDA_CHECK(code);
+    if (!gpu_has_code(device, BUILT_FOR, "attention")) die_of_failure();
 #endif
 }
 
@@ -236,7 +228,8 @@ static int test(const Variant *only, const char *part) {
     char *end = NULL;
     errno = 0;
     uint64_t seed = given ? strtoull(given, &end, 0) : (uint64_t)time(NULL);
-    if (given && (end == given || *end || errno || strchr(given, '-'))) die("TEST_SEED is '%s'; expected a whole number, as a run prints it", given);
+    if (given && (end == given || *end || errno || strchr(given, '-')))
+        die("TEST_SEED is '%s'; expected a whole number, as a run prints it", given);
     const char *const wanted_runs = getenv("TEST_RUNS");
     const int runs = wanted_runs ? parse_size("TEST_RUNS", wanted_runs) : 2;
     printf("# TEST_SEED=%llu\n", (unsigned long long)seed);

@@ -1,7 +1,6 @@
 // What an attention variant is tested against: inputs to draw, attention in double precision, and how far from it a result may be.
 //
-// All of this runs on the host and is no part of any variant. The bound on a result's error is taken from the standard attention in
-// bf16, which is computed here as well: an exact variant makes errors like those, an inexact one larger ones.
+// All of this runs on the host and is no part of any variant.
 #ifndef REFERENCE_H
 #define REFERENCE_H
 
@@ -111,94 +110,109 @@ static Inputs draw_inputs(Shape s, Magnitude magnitude, uint64_t seed) {
 enum { OUT, LSE, DQ, DK, DV, RESULTS };
 static const char *const result_names[RESULTS] = {"out", "lse", "dq", "dk", "dv"};
 
-// What one head of one batch element gives: (T, HS), lse (T).
-struct Head { std::vector<double> result[RESULTS]; };
+// What one head of one batch element gives, (T, HS) and for lse (T), and the variance of the rounding error in each number of it.
+struct Head { std::vector<double> result[RESULTS], variance[RESULTS]; };
 
-// Two arithmetics. Exact: all in double precision. Standard: as a framework without flash attention trains in bf16, where each
-// step is a kernel of its own that computes in fp32 and stores bf16: the scores, P, dP, dS, and the results.
-struct Exact {
-    typedef double Number;
-    static double round(double x) { return x; }
-};
-struct Standard {
-    typedef float Number;
-    static float round(float x) { return round_to_bf16(x); }
-};
+// How far from the reference a result may be. An exact variant computes in fp32, but rounds to bf16 what it multiplies on tensor
+// cores, P and dS, and what it returns. A rounding errs by anything up to 1/256 of the number, up as likely as down, and by itself:
+// it adds a variance of ROUNDING times the number's square. The errors that meet in a result add up as a random walk does, so one
+// beyond t standard deviations has a chance of at most 2 exp(-t² / 2). (Higham and Mary 2019, "A New Approach to Probabilistic
+// Rounding Error Analysis"; for errors that are uniform, the variance will do in it.) Each number has a bound of its own then, with
+// the same t for all of a case: the one that gives a right variant a chance of CHANCE to fail it. What errors in fp32 come to is a
+// thousandth of this, or, where nothing is rounded, fp32_error below.
+const double ROUNDING = 1.0 / 256 / 256 / 3, CHANCE = 1e-6;
 
 // One of Q, K, V, dO of one head, as (T, HS) and as (HS, T): with the latter, too, the innermost loops run over neighbours.
 struct Matrix {
     int T, HS;
-    std::vector<float> rows, columns;
-    Matrix(const bf16 *from, size_t stride, int T, int HS) : T(T), HS(HS), rows((size_t)T * HS), columns((size_t)T * HS) {
+    std::vector<float> rows, columns, squares;  // the last are those of rows
+    Matrix(const bf16 *from, size_t stride, int T, int HS)
+        : T(T), HS(HS), rows((size_t)T * HS), columns((size_t)T * HS), squares((size_t)T * HS) {
         for (int t = 0; t < T; t++)
-            for (int h = 0; h < HS; h++) rows[(size_t)t * HS + h] = columns[(size_t)h * T + t] = to_float(from[t * stride + h]);
+            for (int h = 0; h < HS; h++) {
+                float x = to_float(from[t * stride + h]);
+                rows[(size_t)t * HS + h] = columns[(size_t)h * T + t] = x;
+                squares[(size_t)t * HS + h] = x * x;
+            }
     }
     const float *row(int t) const { return &rows[(size_t)t * HS]; }
 };
 
 // result[t] = vector (HS) · row t of m, for t in [first, end)
-template <class Number> static void products(Number *result, const float *vector, const Matrix &m, int first, int end) {
+static void products(double *result, const float *vector, const Matrix &m, int first, int end) {
     enum { PART = 128 };  // sums that stay in the first-level cache
     for (int start = first; start < end; start += PART) {
-        Number sum[PART] = {0};
+        double sum[PART] = {0};
         int n = std::min<int>(PART, end - start);
         for (int h = 0; h < m.HS; h++) {
             const float *column = &m.columns[(size_t)h * m.T + start];
-            Number factor = vector[h];
+            double factor = vector[h];
 #pragma omp simd
-            for (int i = 0; i < n; i++) sum[i] += factor * (Number)column[i];
+            for (int i = 0; i < n; i++) sum[i] += factor * (double)column[i];
         }
         std::copy(sum, sum + n, result + start);
     }
 }
 
-// result (HS) = the sum over t in [first, end) of weights[t] * row t of m, rounded
-template <class Arithmetic>
-static void weighted_sum(double *result, const typename Arithmetic::Number *weights, const Matrix &m, int first, int end) {
-    typedef typename Arithmetic::Number Number;
-    std::vector<Number> sums(m.HS);
-    Number *sum = sums.data();
+// sum (HS) = the sum over t in [first, end) of weights[t] * row t of rows (T, HS)
+static void weighted_sum(double *sum, const std::vector<double> &weights, const std::vector<float> &rows, int HS, int first,
+                         int end) {
+    std::fill(sum, sum + HS, 0);
     for (int t = first; t < end; t++) {
-        const float *row = m.row(t);
-        Number weight = weights[t];
+        const float *row = &rows[(size_t)t * HS];
+        double weight = weights[t];
 #pragma omp simd
-        for (int h = 0; h < m.HS; h++) sum[h] += weight * (Number)row[h];
+        for (int h = 0; h < HS; h++) sum[h] += weight * (double)row[h];
     }
-    for (int h = 0; h < m.HS; h++) result[h] = Arithmetic::round(sum[h]);
 }
 
 // Attention of one head and its gradients, as the formulas say. The first sweep takes a query at a time, that is a row of
 //   S = Q Kᵀ / sqrt(HS), P = softmax(S), O = P V, dP = dO Vᵀ, delta = rowsum(dO ∘ O), dS = P ∘ (dP − delta) / sqrt(HS), dQ = dS K,
 // the second a key at a time, a column of P and dS, for dV = Pᵀ dO and dK = dSᵀ Q. So no T x T matrix is kept.
-template <class Arithmetic>
+//
+// Variances, in units of ROUNDING: that of P comes into O and dV, that of dS into dQ and dK, and that of each result into itself.
+// dS counts twice, since naive rounds the P in it as well. P and O come into delta, and so into a row of dS, in proportion to P.
 static Head attention_head(const Matrix &Q, const Matrix &K, const Matrix &V, const Matrix &dO, bool causal) {
-    typedef typename Arithmetic::Number Number;
     int T = Q.T, HS = Q.HS;
-    Number scale = 1 / sqrt((Number)HS);
-    std::vector<Number> largest(T), sum(T), delta(T);
+    double scale = 1 / sqrt((double)HS);
+    std::vector<double> largest(T), sum(T), delta(T), delta_variance(T);
     Head head;
-    for (int r = 0; r < RESULTS; r++) head.result[r].resize((size_t)T * (r == LSE ? 1 : HS));
+    for (int r = 0; r < RESULTS; r++)
+        for (auto *x : {&head.result[r], &head.variance[r]}) x->resize((size_t)T * (r == LSE ? 1 : HS));
     auto result_row = [&](int r, int t) { return &head.result[r][(size_t)t * HS]; };
+    auto variance_row = [&](int r, int t) { return &head.variance[r][(size_t)t * HS]; };
 #pragma omp parallel
     {
-        std::vector<Number> p(T), dp(T), ds(T);
+        std::vector<double> p(T), dp(T), ds(T), p_variance(T), ds_variance(T), mean_key(HS);
 #pragma omp for schedule(dynamic, 16)
         for (int i = 0; i < T; i++) {
             int end = causal ? i + 1 : T;
             products(p.data(), Q.row(i), K, 0, end);
             products(dp.data(), dO.row(i), V, 0, end);
-            for (int j = 0; j < end; j++) p[j] = Arithmetic::round(p[j] * scale);
+            for (int j = 0; j < end; j++) p[j] *= scale;
             largest[i] = *std::max_element(p.begin(), p.begin() + end);
             for (int j = 0; j < end; j++) sum[i] += p[j] = exp(p[j] - largest[i]);
-            for (int j = 0; j < end; j++) {
-                p[j] = Arithmetic::round(p[j] / sum[i]);
-                dp[j] = Arithmetic::round(dp[j]);
-            }
-            weighted_sum<Arithmetic>(result_row(OUT, i), p.data(), V, 0, end);
-            for (int h = 0; h < HS; h++) delta[i] += dO.row(i)[h] * (Number)result_row(OUT, i)[h];
-            for (int j = 0; j < end; j++) ds[j] = Arithmetic::round(p[j] * (dp[j] - delta[i]) * scale);
-            weighted_sum<Arithmetic>(result_row(DQ, i), ds.data(), K, 0, end);
             head.result[LSE][i] = largest[i] + log(sum[i]);
+            for (int j = 0; j < end; j++) {
+                p[j] /= sum[i];
+                p_variance[j] = p[j] * p[j];
+                delta_variance[i] += p_variance[j] * dp[j] * dp[j];
+            }
+            weighted_sum(result_row(OUT, i), p, V.rows, HS, 0, end);
+            weighted_sum(variance_row(OUT, i), p_variance, V.squares, HS, 0, end);
+            for (int h = 0; h < HS; h++) {
+                double term = dO.row(i)[h] * result_row(OUT, i)[h];
+                delta[i] += term;
+                delta_variance[i] += term * term;
+            }
+            for (int j = 0; j < end; j++) {
+                ds[j] = p[j] * (dp[j] - delta[i]) * scale;
+                ds_variance[j] = 2 * ds[j] * ds[j];
+            }
+            weighted_sum(result_row(DQ, i), ds, K.rows, HS, 0, end);
+            weighted_sum(variance_row(DQ, i), ds_variance, K.squares, HS, 0, end);
+            weighted_sum(mean_key.data(), p, K.rows, HS, 0, end);
+            for (int h = 0; h < HS; h++) variance_row(DQ, i)[h] += delta_variance[i] * scale * scale * mean_key[h] * mean_key[h];
         }
 #pragma omp for schedule(dynamic, 16)
         for (int j = 0; j < T; j++) {
@@ -206,26 +220,30 @@ static Head attention_head(const Matrix &Q, const Matrix &K, const Matrix &V, co
             products(p.data(), K.row(j), Q, first, T);
             products(dp.data(), V.row(j), dO, first, T);
             for (int i = first; i < T; i++) {
-                p[i] = Arithmetic::round(exp(Arithmetic::round(p[i] * scale) - largest[i]) / sum[i]);
-                ds[i] = Arithmetic::round(p[i] * (Arithmetic::round(dp[i]) - delta[i]) * scale);
+                p[i] = exp(p[i] * scale - largest[i]) / sum[i];
+                p_variance[i] = p[i] * p[i];
+                ds[i] = p[i] * (dp[i] - delta[i]) * scale;
+                ds_variance[i] = 2 * ds[i] * ds[i] + delta_variance[i] * scale * scale * p_variance[i];
             }
-            weighted_sum<Arithmetic>(result_row(DV, j), p.data(), dO, first, T);
-            weighted_sum<Arithmetic>(result_row(DK, j), ds.data(), Q, first, T);
+            weighted_sum(result_row(DV, j), p, dO.rows, HS, first, T);
+            weighted_sum(variance_row(DV, j), p_variance, dO.squares, HS, first, T);
+            weighted_sum(result_row(DK, j), ds, Q.rows, HS, first, T);
+            weighted_sum(variance_row(DK, j), ds_variance, Q.squares, HS, first, T);
         }
     }
+    for (int r : {OUT, DQ, DK, DV})
+        for (size_t i = 0; i < head.result[r].size(); i++)
+            head.variance[r][i] = ROUNDING * (head.variance[r][i] + head.result[r][i] * head.result[r][i]);
     return head;
 }
 
 struct Reference {
-    size_t first, step;       // heads[i] is number first + i * step; head n of batch element b is number b * NH + n
-    std::vector<Head> heads;  // exact
-    double standard_error[RESULTS], fp32_error[RESULTS];
+    size_t first, step;  // heads[i] is number first + i * step; head n of batch element b is number b * NH + n
+    std::vector<Head> heads;
+    double t, fp32_error[RESULTS];
 
     size_t number(size_t i) const { return first + i * step; }
-
-    // The bound on a result's largest error is twice that of the standard attention, plus what fp32 costs. lse is kept in fp32
-    // and is no product of anything rounded to bf16, so to it only the latter applies.
-    double bound(int r) const { return (r == LSE ? 0 : 2 * standard_error[r]) + fp32_error[r]; }
+    double bound(int r, double variance) const { return t * sqrt(variance) + fp32_error[r]; }
 };
 
 // The reference of `count` heads, evenly spread over all, the last one among them.
@@ -235,7 +253,8 @@ struct Reference {
 static Reference reference(const Inputs &in, size_t count) {
     Shape s = in.s;
     size_t step = heads(s) / count;
-    Reference ref = {heads(s) - 1 - (count - 1) * step, step, std::vector<Head>(count), {0}, {0}};
+    double numbers = 4.0 * (double)count * s.T * s.HS;  // that have a bound
+    Reference ref = {heads(s) - 1 - (count - 1) * step, step, std::vector<Head>(count), sqrt(2 * log(2 * numbers / CHANCE)), {0}};
     double size[RESULTS] = {0}, squares[4] = {0}, rms[4];
     // Few heads leave the threads to the loops over T.
 #pragma omp parallel for if (count >= 64)
@@ -244,18 +263,13 @@ static Reference reference(const Inputs &in, size_t count) {
         std::vector<Matrix> m;  // Q, K, V, dO
         for (int j = 0; j < 3; j++) m.emplace_back(&in.qkv[qkv_at(s, b, 0, j, n, 0)], (size_t)3 * s.NH * s.HS, s.T, s.HS);
         m.emplace_back(&in.dout[out_at(s, b, 0, n, 0)], (size_t)s.NH * s.HS, s.T, s.HS);
-        ref.heads[i] = attention_head<Exact>(m[0], m[1], m[2], m[3], s.causal);
-        Head standard = attention_head<Standard>(m[0], m[1], m[2], m[3], s.causal);
-#pragma omp critical  // heads come in any order; largest errors do not depend on it, sums of squares hardly
+        ref.heads[i] = attention_head(m[0], m[1], m[2], m[3], s.causal);
+#pragma omp critical  // heads come in any order; largest magnitudes do not depend on it, sums of squares hardly
         {
             for (int j = 0; j < 4; j++)
-                for (float x : m[j].rows) squares[j] += (double)x * x;
+                for (float x : m[j].squares) squares[j] += (double)x;
             for (int r = 0; r < RESULTS; r++)
-                for (size_t j = 0; j < standard.result[r].size(); j++) {
-                    double exact = ref.heads[i].result[r][j];
-                    ref.standard_error[r] = fmax(ref.standard_error[r], fabs(standard.result[r][j] - exact));
-                    size[r] = fmax(size[r], fabs(exact));
-                }
+                for (double exact : ref.heads[i].result[r]) size[r] = fmax(size[r], fabs(exact));
         }
     }
     for (int j = 0; j < 4; j++) rms[j] = sqrt(squares[j] / ((double)count * s.T * s.HS));
@@ -264,11 +278,15 @@ static Reference reference(const Inputs &in, size_t count) {
     return ref;
 }
 
-// Where a result is farthest from the reference; infinitely far where it is not finite.
-struct Worst { double error, found, expected; int b, t, n, h; };
+// The number of a result that comes nearest to its bound, or is farthest beyond; infinitely far if it is not finite.
+struct Worst {
+    double of_bound, bound, found, expected;
+    int b, t, n, h;
+    double largest_error;  // of all
+};
 
 static Worst worst_error(const Outputs &o, Shape s, const Reference &ref, int r) {
-    Worst worst = {-1, 0, 0, 0, 0, 0, 0};
+    Worst worst = {-1, 0, 0, 0, 0, 0, 0, 0, 0};
     int width = r == LSE ? 1 : s.HS;
     for (size_t i = 0; i < ref.heads.size(); i++) {
         int b = (int)(ref.number(i) / s.NH), n = (int)(ref.number(i) % s.NH);
@@ -276,9 +294,12 @@ static Worst worst_error(const Outputs &o, Shape s, const Reference &ref, int r)
             for (int h = 0; h < width; h++) {
                 double found = r == LSE ? o.lse[ref.number(i) * s.T + t] :
                                to_float(r == OUT ? o.out[out_at(s, b, t, n, h)] : o.dqkv[qkv_at(s, b, t, r - DQ, n, h)]);
-                double expected = ref.heads[i].result[r][(size_t)t * width + h];
+                size_t at = (size_t)t * width + h;
+                double expected = ref.heads[i].result[r][at], bound = ref.bound(r, ref.heads[i].variance[r][at]);
                 double error = isfinite(found) ? fabs(found - expected) : INFINITY;
-                if (error > worst.error) worst = {error, found, expected, b, t, n, h};
+                double largest = fmax(worst.largest_error, error);
+                if (error / bound > worst.of_bound) worst = {error / bound, bound, found, expected, b, t, n, h, largest};
+                worst.largest_error = largest;
             }
     }
     return worst;

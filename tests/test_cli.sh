@@ -98,6 +98,17 @@ await() { # COMMAND...: until it succeeds
     wrong "waited in vain for: $*"
 }
 finish() { wait "$pid" 2>/dev/null; rc=$? err=$(<"$tmp/err") pid=''; }
+signal_first_step() { # SIGNAL FOLDER ARGUMENTS...: starts a run, and signals in its first step; if before that, once more
+    local i
+    for i in 1 2 3 4 5; do
+        rm -rf "$2"; start "${@:3}" --out "$2"
+        await [ -e "$2/log.jsonl" ]
+        sleep "0.0$i"; kill "-$1" "$pid"; sleep 0.2
+        grep -q 'after step 0$' "$tmp/out" || return
+        finish
+    done
+    wrong 'five signals came before the first step'
+}
 
 le32() { # NUMBER...: as 32-bit little-endian
     local x
@@ -229,9 +240,7 @@ gone() { ! kill -0 "$pid"; }
 for how in INT.INT.130 TERM.TERM.143 INT.TERM.143; do
     IFS=. read -r signal second status <<<"$how"
     new "SIG$signal and then SIG$second: ends at once"
-    start "${short[@]}" "${hour[@]}" --out run
-    await [ -e run/log.jsonl ]
-    kill "-$signal" "$pid"; sleep 0.2
+    signal_first_step "$signal" run "${short[@]}" "${hour[@]}"
     ! gone 2>/dev/null || wrong 'the first one ended it in the middle of a step'
     kill "-$second" "$pid"; await gone
     kill -KILL "$pid" 2>/dev/null; finish
@@ -485,9 +494,7 @@ start "${more[@]}" --out validating
 await grep -q '^step 1/1 | loss' "$tmp/out"
 kill -INT "$pid"; finish
 [ "$rc" = 130 ] || wrong "exit status $rc"
-start "${more[@]}" --out stepping
-await test -e stepping/log.jsonl
-kill -INT "$pid"; finish
+signal_first_step INT stepping "${more[@]}"; finish
 [ "$rc" = 130 ] || wrong "exit status $rc"
 same_losses quiet validating; same_losses quiet stepping
 end

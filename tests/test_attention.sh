@@ -12,9 +12,9 @@ build=${1-build/cc}
 attention=$build/attention-cpu
 errors=$build/attention-errors
 
-refused() { # PATTERN ARGUMENT...: it has to end with an error that matches PATTERN, in one line
+refused() { # PATTERN ARGUMENT...: it has to end with an error that matches PATTERN, in one line, before it prints anything
     local pattern=$1 error; shift
-    error=$("$attention" "$@" 2>&1 >/dev/null) && wrong "it accepts $*"
+    error=$("$attention" "$@" 2>&1) && wrong "it accepts $*"
     grep -qE -- "^error: .*$pattern" <<<"$error" || wrong "it does not say '$pattern' to $*: $error"
     [ "$(wc -l <<<"$error")" = 1 ] || wrong "more than a line: $error"
 }
@@ -41,6 +41,7 @@ refused 'v1 has no kernels for head size 80; it has them for 32, 64 and 128' ben
 refused 'v2 has no kernels for head size 65; it has them for 32, 64 and 128' bench v2 1 64 2 65
 refused 'v3 has no kernels for head size 32; it has them for 64 and 128' bench v3 1 64 2 32
 refused 'head size 80 is not supported; 32, 64 and 128 are' bench trainer 1 64 2 80
+! "$attention" test v3 'HS 20' >/dev/null 2>&1 || wrong 'a test of nothing passes'
 end
 
 begin 'a GPU that is too old, or has too little shared memory, is refused with what is needed'

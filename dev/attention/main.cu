@@ -190,6 +190,8 @@ static bool passes(const Variant &v, const Inputs &in, const Reference &ref, int
 struct Case {
     Shape s;
     Magnitude magnitude;
+    std::string name(void) const { return shape_name(s) + ", " + magnitude_names[magnitude]; }
+    bool chosen(const char *part) const { return !part || name().find(part) != std::string::npos; }
     bool required(void) const { return s.HS == 32 || s.HS == 64 || s.HS == 128; }  // of every variant that is not partial
     size_t checked(void) const { return elements(s) < (size_t)1 << 29 ? heads(s) : 64; }  // heads that have a reference
     double host_bytes(void) const { return 4 * 8.0 * (double)elements(s); }  // inputs and results, twice each
@@ -232,10 +234,13 @@ static int test(const Variant *only, const char *part) {
         die("TEST_SEED is '%s'; expected a whole number, as a run prints it", given);
     const char *const wanted_runs = getenv("TEST_RUNS");
     const int runs = wanted_runs ? parse_size("TEST_RUNS", wanted_runs) : 2;
+    const std::vector<Case> cases = test_cases();
+    if (std::none_of(cases.begin(), cases.end(), [&](const Case &c) { return c.chosen(part); }))
+        die("no case has '%s' in its name; a test without it prints the names", part);
     printf("# TEST_SEED=%llu\n", (unsigned long long)seed);
-    for (Case c : test_cases()) {
-        std::string name = shape_name(c.s) + ", " + magnitude_names[c.magnitude];
-        if (part && name.find(part) == std::string::npos) continue;
+    for (const Case &c : cases) {
+        if (!c.chosen(part)) continue;
+        const std::string name = c.name();
         uint64_t case_seed = seed;
         for (char letter : name) case_seed = (case_seed ^ (unsigned char)letter) * 0x100000001B3u;
         Inputs in;
@@ -268,7 +273,7 @@ static int test(const Variant *only, const char *part) {
             ok ? passed++ : failed++;
         }
     }
-    if (part && passed + failed + skipped == 0) die("no case has '%s' in its name; a test without it prints the names", part);
+    if (passed + failed + skipped == 0) die_of_failure();  // nothing chosen is supported: the last one said why
     printf("%d passed, %d failed, %d skipped\n", passed, failed, skipped);
     return failed > 0;
 }
@@ -357,7 +362,7 @@ static bool measure(double *value, const Variant &v, const Inputs &in, const Ref
     Shape s = in.s;
     if (!v.supports(s)) return false;
     double bytes = tensor_bytes(s) + (double)v.workspace_bytes(s), available = usable_memory();
-    if (bytes > available) return fail("needs %.1f GiB of device memory, and %.1f are free", gib(bytes), gib(available));
+    if (bytes > available) return fail("%s needs %.1f GiB of device memory, and %.1f are free", v.name, gib(bytes), gib(available));
     // As many sets of tensors as it takes that a round of forwards touches more than twice the L2 cache. An emulation has none.
     double forward_bytes = tensor_bytes(s) / 2, wanted = isnan(matmul) ? 1 : 1 + 2.0 * device.l2CacheSize / forward_bytes;
     size_t count = (size_t)fmin(fmin(wanted, available / bytes), 1000);
@@ -431,6 +436,11 @@ static void progress(const char *what, const std::string &on = "") {
 
 static void bench(const Variant *only, const std::vector<Shape> &shapes, bool json) {
     const int LONGEST_CHECKED = 16384;  // its reference takes seconds
+    for (Shape s : shapes)
+        if (tensor_bytes(s) > usable_memory())
+            die("the tensors of %s need %.1f GiB of device memory, and %.1f are free; choose a smaller shape",
+                shape_name(s).c_str(), gib(tensor_bytes(s)), gib(usable_memory()));
+    if (only && shapes.size() == 1 && !only->supports(shapes[0])) die_of_failure();
     progress("measuring the matrix product");
     double matmul = matmul_tflops();
     progress(NULL);
@@ -440,9 +450,6 @@ static void bench(const Variant *only, const std::vector<Shape> &shapes, bool js
         printf("%s", explanation);
     }
     for (Shape s : shapes) {
-        if (tensor_bytes(s) > usable_memory())
-            die("the tensors of %s need %.1f GiB of device memory, and %.1f are free; choose a smaller shape",
-                shape_name(s).c_str(), gib(tensor_bytes(s)), gib(usable_memory()));
         progress("computing the reference of", shape_name(s));
         Inputs in = draw_inputs(s, NORMAL, 1);
         Reference ref;

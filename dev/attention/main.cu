@@ -140,7 +140,7 @@ template <class X> static bool same_bits(const std::vector<X> &a, const std::vec
 }
 
 // Runs a variant twice, or `runs` times, and checks all it must hold to. True with a note on the errors, or false after fail().
-static bool passes(const Variant &v, const Inputs &in, const Reference &ref, int runs, std::string &note) {
+static bool passes(const Variant &v, const Inputs &in, Magnitude magnitude, const Reference &ref, int runs, std::string &note) {
     Tensors t(v, in);
     Outputs first, second;
     auto poison = [&] { for (Buffer *b : {&t.out, &t.lse, &t.dqkv, &t.workspace}) b->poison(); };
@@ -164,12 +164,15 @@ static bool passes(const Variant &v, const Inputs &in, const Reference &ref, int
     if (!same_bits(in.dout, after.dout)) return fail("dout, an input, was changed");
 
     for (int r = 0; r < RESULTS; r++) {
-        Worst w = worst_error(second, in.s, ref, r);
+        Errors w = errors_of(second, in.s, ref, r);
         if (!(w.of_bound <= 1))
             return fail("%s is %.6g in batch element %d, position %d, head %d, element %d; expected %.6g, to within %.2g",
                         result_names[r], w.found, w.b, w.t, w.n, w.h, w.expected, w.bound);
+        if (magnitude != SPREAD && !(w.rms <= MOST_RMS))
+            return fail("%s is off by %.2f times what roundings account for (root mean square); expected at most %.2f times",
+                        result_names[r], w.rms, MOST_RMS);
         char text[64];
-        snprintf(text, sizeof text, "%s %.2f ", result_names[r], w.of_bound);
+        snprintf(text, sizeof text, "%s %.2f ", result_names[r], fmax(w.of_bound, magnitude == SPREAD ? 0 : w.rms / MOST_RMS));
         note += text;
     }
     // The first out and lse were read before backward, the second after it.
@@ -194,7 +197,9 @@ struct Case {
     bool chosen(const char *part) const { return !part || name().find(part) != std::string::npos; }
     bool required(void) const { return s.HS == 32 || s.HS == 64 || s.HS == 128; }  // of every variant that is not partial
     size_t checked(void) const { return elements(s) < (size_t)1 << 29 ? heads(s) : 64; }  // heads that have a reference
-    double host_bytes(void) const { return 4 * 8.0 * (double)elements(s); }  // inputs and results, twice each
+    double host_bytes(void) const {  // inputs and results, twice each, and the reference
+        return 4 * 8.0 * (double)elements(s) + 64.0 * (double)checked() * s.T * s.HS;
+    }
 };
 
 // Every T with every HS that a variant must support; both masks where that takes little time through the emulation on a CPU.
@@ -266,7 +271,7 @@ static int test(const Variant *only, const char *part) {
                 ref = reference(in, c.checked());
             }
             std::string note;
-            bool ok = supported && passes(*v, in, ref, runs, note);
+            bool ok = supported && passes(*v, in, c.magnitude, ref, runs, note);
             if (ok) printf("ok - %s: %s: %sof the bound\n", v->name, name.c_str(), note.c_str());
             else printf("not ok - %s: %s: %s\n", v->name, name.c_str(), error_text);
             fflush(stdout);
@@ -352,7 +357,7 @@ static const char *const explanation =
     "%          of the speed of the matrix product\n"
     "space      device memory beyond inputs and outputs\n"
     "err        largest error of out and of dq, dk, dv in the last head of the last batch element, against double precision;\n"
-    "           naive's is that of standard attention in bf16; - beyond T = 16384\n"
+    "           - beyond T = 16384\n"
     "x naive    speed of forward and backward together, relative to naive\n";
 
 // Measures all but SPEEDUP, or returns false after fail().
@@ -394,9 +399,9 @@ static bool measure(double *value, const Variant &v, const Inputs &in, const Ref
     if (!ref) return true;
     Outputs o;
     sets[0].out.download(o.out), sets[0].lse.download(o.lse), sets[0].dqkv.download(o.dqkv);
-    value[OUT_ERROR] = worst_error(o, s, *ref, OUT).largest_error;
+    value[OUT_ERROR] = errors_of(o, s, *ref, OUT).largest;
     value[GRADIENT_ERROR] = 0;
-    for (int r = DQ; r <= DV; r++) value[GRADIENT_ERROR] = fmax(value[GRADIENT_ERROR], worst_error(o, s, *ref, r).largest_error);
+    for (int r = DQ; r <= DV; r++) value[GRADIENT_ERROR] = fmax(value[GRADIENT_ERROR], errors_of(o, s, *ref, r).largest);
     return true;
 }
 

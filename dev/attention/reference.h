@@ -124,9 +124,9 @@ struct Head { std::vector<double> result[RESULTS], variance[RESULTS]; };
 //   New Approach to Probabilistic Rounding Error Analysis". Hoeffding's inequality has the variance in it where errors are uniform:
 //   Arbel, Marchal, Nguyen 2020, "On strict sub-Gaussianity, optimal proxy variance and symmetry for bounded random variables".)
 // - All numbers of a result together, in standard deviations, may have a root mean square of MOST_RMS. This finds what is off by a
-//   factor of 1.01 everywhere, and by that within the roundings anywhere. A right variant has about 0.74, as most numbers are larger than
-//   the power of two that their rounding depends on; the rest is for small cases, and for P so alike that they round alike. (Not with
-//   SPREAD, where all of dK may have its error from one query's delta.)
+//   factor of 1.01 everywhere, and by that within the roundings anywhere. A right variant has about 0.74, as most numbers are larger
+//   than the power of two that their rounding depends on; the rest is for small cases, and for P so alike that they round alike. (Not
+//   asked for with SPREAD, where all of dK may have its error from one query's delta.)
 const double ROUNDING = 1.0 / 256 / 256 / 3, SUM = 4.0 / (1 << 24), CHANCE = 1e-6, MOST_RMS = 1.25;
 const double FLUSHED = 1e-30;  // added to each bound: P below 1e-38 are zero in fp32
 
@@ -281,8 +281,8 @@ static Reference reference(const Inputs &in, size_t count) {
     return ref;
 }
 
-// The errors of one result: the number that comes nearest to its bound, or is farthest beyond, and what all of them come to. What is not
-// finite, in the result or in the reference, is infinitely far.
+// The errors of one result: the number that comes nearest to its bound, or is farthest beyond, and what all of them come to. What is
+// not finite, in the result or in the reference, is infinitely far.
 struct Errors {
     double of_bound, bound, found, expected;
     int b, t, n, h;

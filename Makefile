@@ -3,6 +3,7 @@
 #   BLAS      0 uses the built-in matrix products even where OpenBLAS is installed
 #   SANITIZE  address,undefined builds with these sanitizers, for finding faults
 #   ARCH      the processor to build for (default: native, this machine's)
+#   PTXAS     flags for ptxas, as PTXAS=-warn-spills,-Werror
 #   GPU       compute capabilities to build for, as in GPU="8.0 9.0a" (default: the GPUs of this machine, or 8.0, 9.0a, 10.0 and 12.0)
 
 ARCH ?= native
@@ -76,7 +77,8 @@ help:
 	@echo 'make bench        speed beside its targets, and memory'
 	@echo 'make asan         the tests again, with address and undefined-behaviour sanitizers only'
 	@echo 'make clean        remove what was built; data, runs and checkpoints stay'
-	@echo 'Settings go behind: make train_gpt2 CC=clang, BLAS=0 (built-in matrix products), ARCH=x86-64-v3; make train_gpt2cu GPU=8.6'
+	@echo 'Settings go behind: make train_gpt2 CC=clang, BLAS=0 (built-in matrix products), ARCH=x86-64-v3; make train_gpt2cu GPU=8.6;'
+	@echo 'the head of the Makefile has all of them'
 
 # What was built with other flags is built again.
 $(VARIANT)/flags: always

@@ -6,8 +6,8 @@
 //   attention_forward(out, lse, qkv, workspace, B, T, NH, HS, true, stream);   // keep qkv, out and lse for the backward
 //   attention_backward(dqkv, dout, qkv, out, lse, workspace, B, T, NH, HS, true, stream);
 //
-// Hopper GPUs have kernels of their own for head sizes 64 and 128, in attention_sm90.cuh. Here are those for all others, and at the
-// end the functions that choose.
+// Hopper GPUs have kernels of their own for head sizes 64 and 128, in attention_sm90.cuh. Here are those for all others (the one for
+// delta is for all), and at the end the functions that choose.
 //
 // The algorithm is FlashAttention's (Dao et al. 2022: scores exist tile by tile only, by an online softmax, and are computed again
 // in the backward) with FlashAttention-2's division of work (Dao 2023: a thread block per block of queries, whole rows per warp):
@@ -33,11 +33,10 @@
 #ifndef ATTENTION_CUH
 #define ATTENTION_CUH
 
-#include <assert.h>
-
 #include "attention_sm90.cuh"
 
-// Rows of lse and delta in the workspace are padded to a multiple of this, so that tiles of them need no bounds.
+// Rows of lse and delta in the workspace are padded to a multiple of this, so that tiles of them need no bounds. (On Hopper GPUs to
+// whole tiles of theirs.)
 enum { ATTENTION_PAD = 128 };
 
 // Tile sizes. Rows of a warp are 16 M; what they accumulate has to fit its registers (255 a thread), and the tiles the shared
@@ -426,6 +425,7 @@ static void attention_backward_of(bf16 *dqkv, const bf16 *dout, const bf16 *qkv,
 template <int HS>
 static void attention_backward_on_sm90(bf16 *dqkv, const bf16 *dout, const bf16 *qkv, const bf16 *out, const float *lse, void *memory,
                                        int B, int T, int NH, bool causal, cudaStream_t stream) {
+    static_assert(Sm90Backward<HS>::ROWS % AttentionTiles<HS>::STATS_ROWS == 0, "no block ends beyond the padding");
     const Sm90Workspace workspace = sm90_workspace<HS>(memory, B, T, NH);
     attention_stats_of<HS>(workspace.stats, dout, out, lse, B, T, workspace.padded_T, NH, stream);
     attention_sm90_backward_of<HS>(dqkv, dout, qkv, workspace, B, T, NH, causal, stream);

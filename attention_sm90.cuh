@@ -134,7 +134,7 @@ DEVICE void release(Barrier *barrier) { if (is_leader()) barrier_arrive(barrier)
 
 // Named barriers: each of up to three consumers has its own for its turn in starting products, TURN and on, and one at which its
 // threads meet, MEETING and on; at K_FREE both consumers of the backward meet. A consumer takes one turn for each tile of the piece,
-// also for one that it leaves out, so that all stay in step; the last P V goes along in the next piece's first turn. Before the
+// also for one that it leaves out, so that all stay in step; the last P V goes along with the next piece's first product. Before the
 // first piece the last consumer passes the turn on to consumer 0.
 enum { TURN = 1, MEETING = 4, K_FREE = 7 };
 template <class Tile> DEVICE void take_turn(int consumer) { if (Tile::TAKE_TURNS) named_barrier_sync(TURN + consumer, 256); }
@@ -227,9 +227,9 @@ template <int HS> struct Sm90Forward {
 };
 
 // The online softmax of the two rows of each lane, as attention_online_softmax(), but with a reference in place of the row's maximum:
-// P = 2^(scale_log2 (S - reference)). Any reference gives the same result as long as nothing overflows, so it is raised to the
-// maximum only once a score lies beyond it by a factor of 2^8. From then on most tiles need no rescaling, nor do the four
-// lanes of a row have to ask each other. (FlashAttention-4 does so, too.) True if O and row_sum have to be rescaled.
+// P = 2^(scale_log2 (S - reference)). Any reference gives the same result as long as nothing overflows, so the rows of a warp raise
+// theirs to their maxima only once some P would be beyond 2^8. From then on most tiles need no rescaling, and the four lanes of a row
+// need not exchange their maxima. (FlashAttention-4 does so, too.) True if O and row_sum have to be rescaled.
 template <int N> DEVICE bool raise_reference(const float (&s)[N], float (&reference)[2], float (&rescale)[2], float scale_log2) {
     float maximum[2] = {s[0], s[2]};
 #pragma unroll
@@ -317,8 +317,9 @@ DEVICE void sm90_forward_consume(typename Sm90Forward<HS>::Shared &shared, const
         free_k();
         free_v();
     };
-    // False behind the last piece. Tiles beyond the diagonal are the other consumers' only. Rows before 0 go through tile 0, too, so
-    // that all consumers do the same; when causal they see no key, and become NaN. Nothing of them is stored.
+    // False behind the last piece. Tiles beyond the diagonal are the other consumers' only. Rows before 0 go through one tile, too, so
+    // that all consumers do the same: when causal tile 0, of which they see no key, and they become NaN; else the last one. Nothing of
+    // them is stored.
     auto next_piece = [&] {
         barrier_wait(&shared.q_full[at.place], at.parity);
         piece = shared.piece[at.place];
@@ -367,7 +368,7 @@ DEVICE void sm90_forward_consume(typename Sm90Forward<HS>::Shared &shared, const
         };
         sees_half ? first_softmax(half_s) : first_softmax(s);
         leaving.free(shared.q_empty, at);
-        if (!CAUSAL && row < 0)
+        if (!CAUSAL && row < 0)  // these rows need no more tiles, but the other consumers do
             for (; tile > 0; tile--) leave_out_tile();  // K of the next and V of this one
         for (tile--; tile >= 0; tile--) {
             barrier_wait(&shared.k_full[k_stage.place], k_stage.parity);
@@ -440,7 +441,7 @@ DEVICE void sm90_forward_consume(typename Sm90Forward<HS>::Shared &shared, const
     if (is_leader()) store_wait_read<0>();
 }
 
-// Grid: as many blocks as there are multiprocessors. The maps are of Q and of K and V in qkv, by ROWS and KEYS rows, and of out, by
+// Grid: sm90_grid(). The maps are of Q and of K and V in qkv, by ROWS and KEYS rows, and of out, by
 // 64. Reads Q once, and K and V once per block of queries, mostly from the L2 cache; writes out and lse (B, NH, T). FLOPs: 4 T² HS a
 // head, half of it when causal. The same bits in each run.
 template <int HS, bool CAUSAL>
@@ -527,11 +528,19 @@ template <int HS> struct Sm90Backward {
     static constexpr int PART = 64 * 64;  // of dQ of a tile, what a consumer computes: half of the rows, or half of the columns
     using Registers = Sm90Registers<CONSUMERS>;
 
+    // Who arrives at a barrier, and who waits there:
+    //   k_full             warp 0, and K's bytes                                                    consumers, warps 1 to 3
+    //   k_empty            warps 1 to 3 once they have read `piece`, consumers once dK has left     warp 0
+    //   v_full, v_empty    warp 3, and V's bytes; consumers once dV has left                        consumers; warp 3
+    //   q_full, dout_full  warp 0, and the bytes of the tile and of its lse or delta                consumers
+    //   empty              consumers, after the tile's dV and dK                                    warp 0
+    //   ds_full, ds_empty  consumers, with their half of dSᵀ written; after dQ                      consumers
+    //   dq_full, dq_empty  consumer; warp 1 or 2, once dq has been copied                           warp 1 or 2; consumer
     struct Shared {
         bf16 k[K_PLACES][HS / 64][KEYS][64], v[V_PLACES][HS / 64][KEYS][64];  // through which dK and dV leave, too
         bf16 q[STAGES][HS / 64][ROWS][64], dout[STAGES][HS / 64][ROWS][64];
         bf16 ds[2][ROWS / 64][KEYS][64];  // dSᵀ of two tiles, for dQ: of each key 64 queries
-        float dq[CONSUMERS][PART];        // on its way to be added
+        float dq[CONSUMERS][PART];        // on its way to be added: of thread t of a consumer registers 4 i to 4 i + 3 at 4 (128 i + t)
         float lse[STAGES][ROWS], minus_delta[STAGES][ROWS];
         Barrier k_full[K_PLACES], k_empty[K_PLACES], v_full[V_PLACES], v_empty[V_PLACES];
         Barrier q_full[STAGES], dout_full[STAGES], empty[STAGES];
@@ -541,7 +550,7 @@ template <int HS> struct Sm90Backward {
     static_assert(sizeof(Shared) <= 227 * 1024, "more than a thread block can have");
 };
 
-// In device memory; `added` and `parts` for each head, tile of queries and consumer.
+// In device memory; `added` and `parts` for each head, tile of queries and consumer. A part lies there as in Shared::dq.
 struct Sm90Workspace {
     unsigned *claims;
     int *added;    // how many blocks have added their part of dQ
@@ -888,7 +897,7 @@ DEVICE void sm90_backward_consume(typename Sm90Backward<HS>::Shared &shared, con
     if (is_leader()) store_wait_read<0>();
 }
 
-// Grid: as many blocks as there are multiprocessors. The maps are of qkv by KEYS and by ROWS rows, dout by ROWS, dqkv by 64. Reads K
+// Grid: sm90_grid(). The maps are of qkv by KEYS and by ROWS rows, dout by ROWS, dqkv by 64. Reads K
 // and V once, Q and dO once per block of keys, and adds as often 4 bytes an element of dQ, mostly in the L2 cache; writes dqkv. FLOPs:
 // 10 T² HS a head, half of it when causal. The same bits in each run.
 template <int HS, bool CAUSAL>

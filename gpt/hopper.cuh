@@ -133,6 +133,9 @@ template <int N> DEVICE void store_wait(void) { HOPPER_PTX("cp.async.bulk.wait_g
 DEVICE void fence_async(void) { HOPPER_PTX("fence.proxy.async.shared::cta;" ::: "memory"); }
 DEVICE void fence_async_global(void) { HOPPER_PTX("fence.proxy.async.global;" ::: "memory"); }
 
+// ----------------------------------------------------------------------------
+// By a warp, and by a warpgroup
+
 // Stores four 8 x 8 matrices of 16-bit elements as ldmatrix_x4 loads them. ("stmatrix")
 DEVICE void stmatrix_x4(void *row, uint32_t r0, uint32_t r1, uint32_t r2, uint32_t r3) {
     HOPPER_PTX("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
@@ -157,6 +160,10 @@ template <int N> DEVICE void registers_decrease(void) { HOPPER_PTX("setmaxnreg.d
 // The order is: registers_settled(d), and of A in registers; wgmma_fence(); products; wgmma_commit(), which makes a group of them;
 // wgmma_wait<N>(), until at most the N newest groups are under way; registers_settled(d). Until then no one may touch d, or
 // write to A or B. Products on the same d may follow each other without waiting.
+//
+// ptxas has to see which registers are in use from a product's start to its wait. Where it cannot, as across rounds of a loop or a
+// branch, or by a copy of d, it makes each product of the kernel wait at once, which is right but slow, and says "wgmma serialized";
+// tests/run.sh takes that for an error.
 
 // A tile as a factor. If k runs along its rows, A is (m, k) and B (n, k): groups of eight rows lie `stride_bytes` apart, 1024, and
 // leading_bytes plays no role. If the factor is transposed, A is (k, m) and B (k, n): stride_bytes is the same, and the next

@@ -16,8 +16,8 @@
 // In a turn a consumer starts P V of one tile and Q Kᵀ of the next. They take turns, so that one's softmax runs beside the other's
 // products.
 //
-// attention_sm90.cuh has more of the paper: products run beside the softmax within a consumer, too, and a thread block goes on to
-// the next queries without a pause. The backward here is attention.cuh's, as in the trainer.
+// attention_sm90.cuh has more of the paper: P V runs beside the next tile's maxima within a consumer, too, and a thread block goes on
+// to the next queries without a pause. The backward here is attention.cuh's, as in the trainer.
 //
 // Device memory, in elements: reads Q once and K, V once per block of queries (mostly from the L2 cache), writes O, lse. FLOPs:
 // 4 T² HS a head, half if causal. (A little more: of the last causal tile consumer 0's queries see no more than half.)

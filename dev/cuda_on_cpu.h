@@ -392,7 +392,7 @@ inline uint64_t environment(const char *name, uint64_t otherwise, uint64_t least
     char *end;
     if (!given || !*given) return otherwise;
     errno = 0;
-    uint64_t number = strtoull(given, &end, 0);
+    uint64_t number = strtoull(given, &end, 10);
     if (*end || given[0] < '0' || given[0] > '9' || errno || number < least || number > most)
         stop("%s is '%s'; expected a whole number from %llu to %llu", name, given, (unsigned long long)least, (unsigned long long)most);
     return number;
@@ -933,7 +933,8 @@ inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp *properties, int devic
                    9, 0, 3, warpSize, cuda_on_cpu::MAX_THREADS, 2048, 32 << 20};
     const char *capability = getenv("CUDA_ON_CPU_CAPABILITY");
     char more;
-    if (capability && *capability && sscanf(capability, "%d.%d%c", &properties->major, &properties->minor, &more) != 2)
+    if (capability && *capability && (capability[strspn(capability, "0123456789.")] ||
+        sscanf(capability, "%3d.%3d%c", &properties->major, &properties->minor, &more) != 2))
         cuda_on_cpu::stop("CUDA_ON_CPU_CAPABILITY is '%s'; expected two numbers, as in 9.0", capability);
     return cudaSetDevice(device);
 }

@@ -63,7 +63,7 @@ static int run_tests(const char *part, void (*before)(const char *name), void (*
     static int i, failed;  // static, because longjmp leaves local ones undefined
     const char *given = getenv("TEST_SEED");
     static uint64_t seed;
-    seed = given ? strtoull(given, NULL, 0) : (uint64_t)time(NULL);
+    seed = given ? strtoull(given, NULL, 10) : (uint64_t)time(NULL);
     printf("# TEST_SEED=%llu\n", (unsigned long long)seed);
     for (i = 0; i < test_count; i++) {
         const char *name = tests[i].name;

@@ -41,7 +41,7 @@ refused 'v1 has no kernels for head size 80; it has them for 32, 64 and 128' ben
 refused 'v2 has no kernels for head size 65; it has them for 32, 64 and 128' bench v2 1 64 2 65
 refused 'v3 has no kernels for head size 32; it has them for 64 and 128' bench v3 1 64 2 32
 refused 'head size 80 is not supported; 32, 64 and 128 are' bench trainer 1 64 2 80
-! "$attention" test v3 'HS 20' >/dev/null 2>&1 || wrong 'a test of nothing passes'
+refused 'v3 has no kernels for head size 20; it has them for 64 and 128' test v3 'HS 20'
 end
 
 begin 'a GPU that is too old, or has too little shared memory, is refused with what is needed'
@@ -96,6 +96,7 @@ TEST_RUNS=0 refused "TEST_RUNS is '0'; expected a whole number" test v2 'T 1 '
 TEST_SEED=abc refused "TEST_SEED is 'abc'; expected a whole number" test v2 'T 1 '
 TEST_SEED=-1 refused "TEST_SEED is '-1'; expected a whole number" test v2 'T 1 '
 CUDA_ON_CPU_SEED=x refused "CUDA_ON_CPU_SEED is 'x'; expected a whole number" test v2 'T 1 '
+CUDA_ON_CPU_CAPABILITY=8.-1 refused "CUDA_ON_CPU_CAPABILITY is '8.-1'; expected two numbers" test v2 'T 1 '
 CUDA_ON_CPU_CAPABILITY=9.0a refused "CUDA_ON_CPU_CAPABILITY is '9.0a'; expected two numbers" test v2 'T 1 '
 refused 'no command; there are: test and bench' --full
 end

@@ -441,9 +441,9 @@ DEVICE void sm90_forward_consume(typename Sm90Forward<HS>::Shared &shared, const
     if (is_leader()) store_wait_read<0>();
 }
 
-// Grid: sm90_grid(). The maps are of Q and of K and V in qkv, by ROWS and KEYS rows, and of out, by
-// 64. Reads Q once, and K and V once per block of queries, mostly from the L2 cache; writes out and lse (B, NH, T). FLOPs: 4 T² HS a
-// head, half of it when causal. The same bits in each run.
+// Grid: sm90_grid(). The maps are of Q and of K and V in qkv, by ROWS and KEYS rows, and of out, by 64. Reads Q once, and K and V once
+// per block of queries, mostly from the L2 cache; writes out and lse (B, NH, T). FLOPs: 4 T² HS a head, half of it when causal. The
+// same bits in each run.
 template <int HS, bool CAUSAL>
 static __global__ __launch_bounds__(Sm90Forward<HS>::Registers::THREADS, 1) void attention_sm90_forward_kernel(
     const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap kv_map, const __grid_constant__ TensorMap out_map,
@@ -897,9 +897,9 @@ DEVICE void sm90_backward_consume(typename Sm90Backward<HS>::Shared &shared, con
     if (is_leader()) store_wait_read<0>();
 }
 
-// Grid: sm90_grid(). The maps are of qkv by KEYS and by ROWS rows, dout by ROWS, dqkv by 64. Reads K
-// and V once, Q and dO once per block of keys, and adds as often 4 bytes an element of dQ, mostly in the L2 cache; writes dqkv. FLOPs:
-// 10 T² HS a head, half of it when causal. The same bits in each run.
+// Grid: sm90_grid(). The maps are of qkv by KEYS and by ROWS rows, dout by ROWS, dqkv by 64. Reads K and V once, Q and dO once per block
+// of keys, and adds as often 4 bytes an element of dQ, mostly in the L2 cache; writes dqkv. FLOPs: 10 T² HS a head, half of it when
+// causal. The same bits in each run.
 template <int HS, bool CAUSAL>
 static __global__ __launch_bounds__(Sm90Backward<HS>::Registers::THREADS, 1) void attention_sm90_backward_kernel(
     const __grid_constant__ TensorMap kv_map, const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap dout_map,

@@ -204,8 +204,7 @@ struct Case {
     bool required(void) const { return s.HS == 32 || s.HS == 64 || s.HS == 128; }  // of every variant that is not partial
     double most_rms(void) const { return magnitude == SPREAD ? INFINITY : MOST_RMS; }
     size_t checked(void) const { return elements(s) < (size_t)1 << 29 ? heads(s) : 64; }  // heads that have a reference
-    // A test of every variant that is not partial; of one that is not required of it, and not supported, there is none.
-    bool concerns(const Variant &v) const { return required() || v.supports(s); }
+    bool concerns(const Variant &v) const { return required() || v.supports(s); }  // else nobody expects it of the variant
 };
 
 // Every T with every HS that a variant must support; both masks where that takes little time through the emulation on a CPU.
@@ -246,24 +245,23 @@ static int test(const Variant *only, const char *part) {
     const char *const wanted_runs = getenv("TEST_RUNS");
     const int runs = wanted_runs ? parse_size("TEST_RUNS", wanted_runs) : 2;
     const std::vector<Case> cases = test_cases();
-    bool any_named = false, any = false;
-    for (const Case &c : cases) {
-        if (!c.chosen(part)) continue;
-        any_named = true;
-        for (int i = 0; i < variant_count; i++) any |= (!only || only == &variants[i]) && c.concerns(variants[i]);
-    }
-    if (!any_named) die("no case has '%s' in its name; a test without it prints the names", part);
-    if (!any) die_of_failure();
+    const auto is_chosen = [&](const Case &c) { return c.chosen(part); };
+    const auto is_tested = [&](const Variant &v, const Case &c) { return (!only || &v == only) && is_chosen(c) && c.concerns(v); };
+    const auto has_test = [&](const Variant &v) {
+        return std::any_of(cases.begin(), cases.end(), [&](const Case &c) { return is_tested(v, c); });
+    };
+    if (std::none_of(cases.begin(), cases.end(), is_chosen))
+        die("no case has '%s' in its name; a test without it prints the names", part);
+    if (std::none_of(variants, variants + variant_count, has_test)) die_of_failure();  // the last one said why
     printf("# TEST_SEED=%llu\n", (unsigned long long)seed);
     for (const Case &c : cases) {
-        if (!c.chosen(part)) continue;
         const std::string name = c.name();
         uint64_t case_seed = seed;
         for (char letter : name) case_seed = (case_seed ^ (unsigned char)letter) * 0x100000001B3u;
         Inputs in;
         Reference ref;
         for (const Variant *v = variants; v < variants + variant_count; v++) {
-            if ((only && v != only) || !c.concerns(*v)) continue;
+            if (!is_tested(*v, c)) continue;
             bool supported = v->supports(c.s);
             if (!supported && v->partial) {
                 printf("skip - %s: %s: %s\n", v->name, name.c_str(), error_text);

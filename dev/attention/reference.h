@@ -119,10 +119,11 @@ struct Head { std::vector<double> result[RESULTS], variance[RESULTS]; };
 // variance of at most ROUNDING times the number's square. Scores are sums in fp32 of products that may cancel: SUM |q| |k|, four
 // units in the last place, is taken as their standard deviation. Other errors in fp32 are far below these.
 //
-// - No number may be off by more than t standard deviations. A sum of such errors is, with a chance of at most 2 exp(-t² / 2); and t,
-//   6.5 to 8, is such that for all numbers of a case together this is at most CHANCE: so often a right variant fails. (The model is that of Higham, Mary 2019, "A
-//   New Approach to Probabilistic Rounding Error Analysis". Hoeffding's inequality has the variance in it where errors are uniform:
-//   Arbel, Marchal, Nguyen 2020, "On strict sub-Gaussianity, optimal proxy variance and symmetry for bounded random variables".)
+// - No number may be off by more than t standard deviations. A sum of such errors is with a chance of at most 2 exp(-t² / 2). From
+//   that comes t, 6.5 to 8: a right variant fails a case, by any of its numbers, with a chance of at most CHANCE. (The model is that of
+//   Higham, Mary 2019, "A New Approach to Probabilistic Rounding Error Analysis". Hoeffding's inequality has the variance in it where
+//   errors are uniform: Arbel, Marchal, Nguyen 2020, "On strict sub-Gaussianity, optimal proxy variance and symmetry for bounded random
+//   variables".)
 // - All numbers of a result together, in standard deviations, may have a root mean square of MOST_RMS. This finds what is off by a
 //   factor of 1.01 everywhere, and by that within the roundings anywhere. A right variant has about 0.74, as most numbers are larger
 //   than the power of two that their rounding depends on; the rest is for small cases, and for P so alike that they round alike. (Not
